@@ -1,0 +1,227 @@
+#include "common/fs.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static lvr_status fail_too_large(const char *path, uint64_t max_bytes, lvr_error *err)
+{
+    return lvr_fail(err, LVR_ERR_FORMAT,
+                    "%s: expected a file of at most %" PRIu64
+                    " bytes, found a larger one; is this the right file?",
+                    path, max_bytes);
+}
+
+static lvr_status check_readable(int fd, const char *path, uint64_t max_bytes, lvr_error *err)
+{
+    struct stat st;
+    if (fstat(fd, &st) != 0)
+        return lvr_fail_errno(err, errno, "%s: cannot stat", path);
+    if (S_ISDIR(st.st_mode))
+        return lvr_fail_errno(err, EISDIR, "%s: expected a file, found a directory", path);
+    if (S_ISREG(st.st_mode) && (uint64_t)st.st_size > max_bytes)
+        return fail_too_large(path, max_bytes, err);
+    return LVR_OK;
+}
+
+/* To the end of file, not to st_size: pipes and /proc have none, and a file may grow meanwhile. */
+static lvr_status read_to_end(int fd, const char *path, uint64_t max_bytes, lvr_buf *buf, lvr_error *err)
+{
+    char chunk[32768];
+    lvr_buf_append(buf, "", 0);
+    for (;;) {
+        const ssize_t n = read(fd, chunk, sizeof chunk);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return lvr_fail_errno(err, errno, "%s: cannot read", path);
+        if (n == 0)
+            break;
+        if ((uint64_t)n > max_bytes - buf->len)
+            return fail_too_large(path, max_bytes, err);
+        lvr_buf_append(buf, chunk, (size_t)n);
+        if (buf->failed)
+            break;
+    }
+    if (buf->failed)
+        return lvr_fail(err, LVR_ERR_NOMEM, "%s: out of memory after reading %zu bytes", path, buf->len);
+    return LVR_OK;
+}
+
+lvr_status lvr_read_file(const char *path, uint64_t max_bytes, lvr_buf *ret_buf, lvr_error *err)
+{
+    lvr_buf buf = LVR_BUF_INIT;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return lvr_fail_errno(err, errno, "%s: cannot open for reading", path);
+    lvr_status status = check_readable(fd, path, max_bytes, err);
+    if (status == LVR_OK)
+        status = read_to_end(fd, path, max_bytes, &buf, err);
+    close(fd);
+    if (status != LVR_OK) {
+        lvr_buf_free(&buf);
+        return status;
+    }
+    *ret_buf = buf;
+    return LVR_OK;
+}
+
+static lvr_status fail_write(const char *path, int errnum, lvr_error *err)
+{
+    if (errnum == ENOSPC || errnum == EDQUOT)
+        return lvr_fail_errno(err, errnum, "%s: the disk is full; free some space or write elsewhere", path);
+    return lvr_fail_errno(err, errnum, "%s: cannot write", path);
+}
+
+static lvr_status write_all(int fd, const char *data, size_t n, const char *path, lvr_error *err)
+{
+    while (n > 0) {
+        const ssize_t done = write(fd, data, n);
+        if (done < 0 && errno == EINTR)
+            continue;
+        if (done <= 0)
+            return fail_write(path, done < 0 ? errno : EIO, err);
+        data += done;
+        n -= (size_t)done;
+    }
+    return LVR_OK;
+}
+
+static lvr_status write_and_close(int fd, const void *data, size_t n, const char *path, bool sync,
+                                  lvr_error *err)
+{
+    lvr_status status = write_all(fd, data, n, path, err);
+    if (status == LVR_OK && sync && fsync(fd) != 0)
+        status = fail_write(path, errno, err);
+    if (close(fd) != 0 && status == LVR_OK)
+        status = fail_write(path, errno, err);
+    return status;
+}
+
+/* A pipe, a terminal or /dev/full is written to, never renamed over. */
+static lvr_status write_special(const char *path, const void *data, size_t n, lvr_error *err)
+{
+    const int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return lvr_fail_errno(err, errno, "%s: cannot open for writing", path);
+    return write_and_close(fd, data, n, path, false, err);
+}
+
+static lvr_status write_renamed(const char *path, const char *tmp, const void *data, size_t n, lvr_error *err)
+{
+    const int fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return lvr_fail_errno(err, errno, "%s: cannot create", tmp);
+    lvr_status status = write_and_close(fd, data, n, path, true, err);
+    if (status == LVR_OK && rename(tmp, path) != 0)
+        status = lvr_fail_errno(err, errno, "%s: cannot rename %s over it", path, tmp);
+    if (status != LVR_OK)
+        unlink(tmp);
+    return status;
+}
+
+lvr_status lvr_write_file_atomic(const char *path, const void *data, size_t n, lvr_error *err)
+{
+    struct stat st;
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
+        return write_special(path, data, n, err);
+    char *tmp = NULL;
+    if (asprintf(&tmp, "%s.tmp.%ld", path, (long)getpid()) < 0)
+        return lvr_fail(err, LVR_ERR_NOMEM, "%s: out of memory for the name of a temporary file", path);
+    const lvr_status status = write_renamed(path, tmp, data, n, err);
+    free(tmp);
+    return status;
+}
+
+static lvr_status check_extent(size_t n, uint64_t offset, const char *path, lvr_error *err)
+{
+    if (offset <= INT64_MAX && n <= INT64_MAX - offset)
+        return LVR_OK;
+    return lvr_fail(err, LVR_ERR_FORMAT,
+                    "%s: %zu bytes at offset %" PRIu64
+                    " lie beyond any file; the file's header may be damaged",
+                    path, n, offset);
+}
+
+lvr_status lvr_pwrite_all(int fd, const void *data, size_t n, uint64_t offset, const char *path,
+                          lvr_error *err)
+{
+    const lvr_status status = check_extent(n, offset, path, err);
+    if (status != LVR_OK)
+        return status;
+    const char *p = data;
+    while (n > 0) {
+        const ssize_t done = pwrite(fd, p, n, (off_t)offset);
+        if (done < 0 && errno == EINTR)
+            continue;
+        if (done <= 0)
+            return fail_write(path, done < 0 ? errno : EIO, err);
+        p += done;
+        n -= (size_t)done;
+        offset += (uint64_t)done;
+    }
+    return LVR_OK;
+}
+
+lvr_status lvr_pread_all(int fd, void *data, size_t n, uint64_t offset, const char *path, lvr_error *err)
+{
+    const lvr_status status = check_extent(n, offset, path, err);
+    if (status != LVR_OK)
+        return status;
+    char *p = data;
+    size_t left = n;
+    while (left > 0) {
+        const size_t got = n - left;
+        const ssize_t done = pread(fd, p + got, left, (off_t)(offset + got));
+        if (done < 0 && errno == EINTR)
+            continue;
+        if (done < 0)
+            return lvr_fail_errno(err, errno, "%s: cannot read %zu bytes at offset %" PRIu64, path, n,
+                                  offset);
+        if (done == 0)
+            return lvr_fail(err, LVR_ERR_FORMAT,
+                            "%s: the file ends early: expected %zu bytes at offset %" PRIu64
+                            ", found %zu; copy or create the file again",
+                            path, n, offset, got);
+        left -= (size_t)done;
+    }
+    return LVR_OK;
+}
+
+static lvr_status make_dir(const char *path, lvr_error *err)
+{
+    if (mkdir(path, 0777) == 0)
+        return LVR_OK;
+    const int errnum = errno;
+    struct stat st;
+    if (stat(path, &st) != 0)
+        return lvr_fail_errno(err, errnum, "%s: cannot create the directory", path);
+    if (!S_ISDIR(st.st_mode))
+        return lvr_fail_errno(err, ENOTDIR, "%s: expected a directory, found a file of that name", path);
+    return LVR_OK;
+}
+
+lvr_status lvr_mkdirs(const char *path, lvr_error *err)
+{
+    char *part = strdup(path);
+    if (!part)
+        return lvr_fail(err, LVR_ERR_NOMEM, "%s: out of memory for a path", path);
+    lvr_status status = LVR_OK;
+    for (char *p = part + (*part == '/'); *p && status == LVR_OK; p++) {
+        if (*p != '/')
+            continue;
+        *p = '\0';
+        status = make_dir(part, err);
+        *p = '/';
+    }
+    if (status == LVR_OK)
+        status = make_dir(part, err);
+    free(part);
+    return status;
+}
