@@ -1,0 +1,69 @@
+/*
+ * Policies: which nodes the draft expands and which nodes the target verifies. Pure functions over draft-side
+ * data, a cost table and a calibration; they read no clock and keep no state, so the engine and the simulator
+ * get the same trees from the same inputs. Each policy is one file under policy/ and one row of lvr_policies.
+ */
+#ifndef LVR_CORE_POLICY_H
+#define LVR_CORE_POLICY_H
+
+#include "common/param.h"
+#include "costmodel/core/calibration.h"
+#include "costmodel/core/cost.h"
+#include "costmodel/core/tree.h"
+
+typedef struct lvr_policy_scratch lvr_policy_scratch; /* working memory of one round machine */
+
+/* Everything a policy may see. */
+typedef struct lvr_policy_view {
+    const lvr_tree *tree;
+    const lvr_cost_table *cost; /* NULL unless the policy needs it */
+    const lvr_geometry *geometry;
+    const lvr_calibration *calibration;
+    uint32_t context;   /* committed positions before the root */
+    uint32_t max_depth; /* deeper nodes cannot be committed (tokens wanted, room in the context) */
+    uint32_t max_rows;  /* rows one verification pass may have, the root included */
+    uint32_t n_steps;   /* draft steps taken in this round */
+    double draft_ns;    /* their cost by the table, catch-up rows included; 0 without a table */
+    uint64_t seed, request, position; /* keys for policies that draw at random */
+    lvr_policy_scratch *scratch;
+} lvr_policy_view;
+
+typedef struct lvr_policy_ops {
+    const char *name, *summary, *source; /* source: paper section or address */
+    const lvr_param *params;
+    size_t n_params;
+    bool uses_draft, needs_cost;
+    /* Children to keep per expanded node, 1..LVR_MAX_BRANCH. */
+    uint32_t (*branch)(const void *params);
+    /* Nodes the draft runs next (not yet expanded, depth < max_depth); 0: drafting is over. */
+    uint32_t (*expand)(const void *params, const lvr_policy_view *view, uint32_t *ret_nodes, uint32_t cap);
+    /* Nodes the target verifies, ascending, closed under parents, node 0 first; at least the root, at most
+     * cap. */
+    uint32_t (*select)(const void *params, const lvr_policy_view *view, uint32_t *ret_nodes, uint32_t cap);
+} lvr_policy_ops;
+
+#define LVR_POLICY_PARAMS_BYTES 256
+
+/* A policy with its parameters and what it prices with. */
+typedef struct lvr_policy {
+    const lvr_policy_ops *ops;
+    union {
+        uint64_t align;
+        uint8_t bytes[LVR_POLICY_PARAMS_BYTES];
+    } params;
+    bool has_cost;
+    lvr_cost_table cost;
+    lvr_calibration calibration;
+} lvr_policy;
+
+extern const lvr_policy_ops *const lvr_policies[];
+extern const size_t lvr_n_policies;
+
+/* Defaults of the named policy; unknown name: LVR_ERR_USAGE with "did you mean". */
+lvr_status lvr_policy_init(lvr_policy *ret, const char *name, lvr_error *err);
+lvr_status lvr_policy_set(lvr_policy *policy, const char *where, const char *key, const char *value,
+                          lvr_error *err);
+lvr_policy_scratch *lvr_policy_scratch_new(void); /* NULL: out of memory */
+void lvr_policy_scratch_free(lvr_policy_scratch *scratch);
+
+#endif

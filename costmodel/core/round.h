@@ -1,0 +1,169 @@
+/*
+ * The round machine: one schedule for two hosts. Sans-I/O: events in, actions out. The engine executes the
+ * actions, the simulator prices them; which actions come, and in which order within their kind, depends on
+ * events' contents only, never on their timing.
+ *
+ *   request ──▶ DRAFT steps (catch-up rows, then the policy's frontier) ──▶ LAYER 0..L-1 (rows of the chosen
+ * tree) ▲            policy says "enough": select rows                           each as soon as its slices
+ * are ready │                                                                                     │ └──
+ * COMMIT accepted path + target's own token ◀── HEAD along the accepted path, lazily┘
+ *
+ * A prompt is the same thing without a tree: passes of at most prefill_chunk rows and no HEAD; the prompt's
+ * last token is the first round's root.
+ *
+ * Reads: cyclic over the non-resident layers' slices, in file order. Pipelined: a layer's slices are issued
+ * when one of ring_slots slots is free, however far ahead of compute that is, across rounds and requests.
+ * Serial: a layer's slices are issued when the layer before it has been computed. A slot is freed by
+ * LAYER_DONE. At most one of DRAFT, LAYER, HEAD, COMMIT is outstanding at a time; any number of reads.
+ *
+ * The policy is asked inside lvr_round_step of DRAFT_DONE and of COMMIT_DONE (or in lvr_round_begin). Hosts
+ * account the time of those calls as one LVR_OP_PLAN each, with rows = lvr_round_tree()->n afterwards.
+ *
+ * Numbered laws (tests carry the names):
+ *   ROUND-ORDER   a layer's LAYER action comes after SLICE_READY of all its slices and after LAYER_DONE of
+ * the one before ROUND-RING    never more than ring_slots layers are staged or being read ROUND-BYTES   each
+ * pass consumes exactly lvr_geometry_stream_bytes bytes ROUND-TOKENS  committed tokens of a round = accepted
+ * nodes + 1
+ */
+#ifndef LVR_CORE_ROUND_H
+#define LVR_CORE_ROUND_H
+
+#include "costmodel/core/policy.h"
+
+typedef struct lvr_round lvr_round; /* the machine; one per sequence, not thread safe */
+
+/* Rows of one DRAFT action: catch-up (at most prefill_chunk) and nodes to expand. */
+#define LVR_MAX_DRAFT_ROWS (LVR_MAX_VERIFY_NODES + LVR_MAX_EXPANSIONS)
+
+typedef struct lvr_round_config {
+    const lvr_policy *policy;     /* outlives the machine */
+    const lvr_geometry *geometry; /* outlives the machine */
+    uint32_t n_ctx;               /* positions the target's KV cache holds */
+    uint32_t prefill_chunk;       /* rows of a prompt pass, 1..LVR_MAX_VERIFY_NODES */
+    uint32_t max_rows;            /* rows of a verification pass, 1..LVR_MAX_VERIFY_NODES */
+    int32_t eos_token;            /* -1: never stop early */
+    uint64_t seed;                /* for policies that draw at random */
+} lvr_round_config;
+
+typedef enum lvr_action_kind {
+    LVR_ACT_READ,   /* host: read slice; then LVR_EV_SLICE_READY */
+    LVR_ACT_DRAFT,  /* host: run rows through the draft; then LVR_EV_DRAFT_DONE */
+    LVR_ACT_LAYER,  /* host: run rows through target layer; then LVR_EV_LAYER_DONE */
+    LVR_ACT_HEAD,   /* host: target's token at a row; then LVR_EV_HEAD_DONE */
+    LVR_ACT_COMMIT, /* host: compact KV; then LVR_EV_COMMIT_DONE */
+    LVR_ACT_DONE,   /* the request is finished */
+} lvr_action_kind;
+
+typedef enum lvr_stop { LVR_STOP_LENGTH, LVR_STOP_EOS, LVR_STOP_CONTEXT } lvr_stop;
+
+/* A row of a draft step or of a target pass. */
+typedef struct lvr_row {
+    int32_t token;
+    uint32_t position;  /* logical position in the sequence */
+    int32_t node;       /* draft step: tree node it stands for, -1 for a committed token (catch-up)
+                           target pass: its index among the pass's rows is its scratch row; node is the tree node */
+    int32_t parent_row; /* target pass: index of the parent's row in this pass, -1: only the cache precedes it
+                           draft step: tree node of the parent, -1: only committed tokens precede it */
+} lvr_row;
+
+typedef struct lvr_action {
+    lvr_action_kind kind;
+    union {
+        struct {
+            uint64_t seq; /* running number of the read, unique for the machine's life */
+            uint32_t layer, slice, slot;
+            uint64_t offset; /* within the layer's bytes */
+            uint64_t bytes;
+            uint64_t round; /* the pass that will consume it */
+        } read;
+        struct {
+            const lvr_row *rows;
+            uint32_t n_rows;
+            uint32_t n_expand; /* the last n_expand rows are tree nodes whose children are wanted */
+            uint32_t branch;   /* children per expanded node */
+        } draft;
+        struct {
+            uint32_t layer;
+            int32_t slot; /* ring slot that holds its weights, -1: resident */
+            const lvr_row *rows;
+            uint32_t n_rows;
+            lvr_unit unit;
+            bool prefill;
+        } layer;
+        struct {
+            uint32_t row;      /* index among the pass's rows */
+            uint32_t position; /* of that row: the token chosen goes to position + 1 */
+        } head;
+        struct {
+            const uint32_t
+                *rows; /* pass rows to keep, in order (root and accepted nodes, or the whole prompt chunk) */
+            uint32_t n_rows;
+            const int32_t
+                *draft_nodes; /* draft rows to keep, in order: the kept tree nodes that were expanded */
+            uint32_t n_draft_nodes;
+            const int32_t *tokens; /* newly committed tokens: accepted nodes' and the target's own last (none
+                                      for a prompt) */
+            uint32_t n_tokens;
+            bool prefill;
+        } commit;
+        struct {
+            lvr_stop stop;
+        } done;
+    };
+} lvr_action;
+
+typedef enum lvr_event_kind {
+    LVR_EV_DRAFT_DONE,
+    LVR_EV_SLICE_READY,
+    LVR_EV_LAYER_DONE,
+    LVR_EV_HEAD_DONE,
+    LVR_EV_COMMIT_DONE,
+} lvr_event_kind;
+
+typedef struct lvr_event {
+    lvr_event_kind kind;
+    union {
+        struct {
+            const lvr_candidate *candidates; /* n_expand * branch, row-major, best first */
+            uint32_t n_per_row;              /* = branch, or fewer if the vocabulary is smaller */
+        } draft;
+        struct {
+            uint64_t seq;
+        } slice;
+        struct {
+            int32_t token; /* the target's own token at that row */
+        } head;
+    };
+} lvr_event;
+
+lvr_status lvr_round_new(const lvr_round_config *config, lvr_round **ret_machine, lvr_error *err);
+void lvr_round_free(lvr_round *m);
+
+/* Starts a request: prompt of n_prompt >= 1 tokens (copied), up to n_predict new tokens. The KV caches are
+ * taken as empty. A prompt longer than n_ctx is LVR_ERR_BUDGET. Only when the machine is idle (new, or after
+ * LVR_ACT_DONE). */
+lvr_status lvr_round_begin(lvr_round *m, uint64_t request, const int32_t *prompt, uint32_t n_prompt,
+                           uint32_t n_predict, lvr_error *err);
+
+/* Feeds one event; new actions are queued. An event that cannot come now is LVR_ERR_INVARIANT. */
+lvr_status lvr_round_step(lvr_round *m, const lvr_event *event, lvr_error *err);
+
+/* Takes the next queued action; pointers inside stay valid until the event that answers it has been fed. */
+bool lvr_round_next(lvr_round *m, lvr_action *ret_action);
+
+/* Looking in (for hosts that record or report). */
+typedef struct lvr_round_info {
+    uint64_t request, round; /* round: running number of the pass, prompt passes included, never reset */
+    bool prefill;
+    uint32_t position;    /* logical position of the root (or of the prompt chunk's first row) */
+    uint32_t n_rows;      /* rows of the pass, root included; 0 while drafting */
+    uint32_t n_drafted;   /* tree nodes expanded by the draft in this round */
+    uint32_t n_accepted;  /* accepted nodes so far (after the walk) */
+    uint32_t n_generated; /* tokens committed in this request, this round included once COMMIT is out */
+} lvr_round_info;
+void lvr_round_get_info(const lvr_round *m, lvr_round_info *ret);
+const lvr_tree *lvr_round_tree(const lvr_round *m); /* all candidates of the current round */
+/* The verified nodes of the current round: tree node of each pass row. n is 0 for prompt passes. */
+const uint32_t *lvr_round_rows(const lvr_round *m, uint32_t *ret_n);
+
+#endif
