@@ -15,7 +15,8 @@ typedef struct lvr_ranked_node {
 } lvr_ranked_node;
 
 struct lvr_policy_scratch {
-    double path[LVR_MAX_TREE_NODES]; /* by node */
+    double draft_path[LVR_MAX_TREE_NODES]; /* by node: probability of the path by the draft alone */
+    double path[LVR_MAX_TREE_NODES];       /* by node */
     lvr_ranked_node
         ranked[LVR_MAX_TREE_NODES]; /* parents before children, then by falling path probability */
     bool chosen[LVR_MAX_TREE_NODES];

@@ -50,9 +50,9 @@ static const lvr_param lever_table[] = {
      .offset = offsetof(lever_params, min_path),
      .min = 0,
      .max = 1,
-     .def = 0.005,
+     .def = 0.01,
      .unit = "1",
-     .help = "path probability below which a node is never considered",
+     .help = "draft's own path probability (not calibrated) below which a node is never considered",
      .tunable = true},
     {.name = "branch",
      .type = LVR_PARAM_U32,
@@ -61,8 +61,7 @@ static const lvr_param lever_table[] = {
      .max = LVR_MAX_BRANCH,
      .def = 6,
      .unit = "nodes",
-     .help = "children kept per expanded node",
-     .tunable = true},
+     .help = "children kept per expanded node"},
     {.name = "max_nodes",
      .type = LVR_PARAM_U32,
      .offset = offsetof(lever_params, max_nodes),
@@ -79,8 +78,7 @@ static const lvr_param lever_table[] = {
      .max = LVR_MAX_DEPTH,
      .def = 16,
      .unit = "nodes",
-     .help = "depth of the tree",
-     .tunable = true},
+     .help = "depth of the tree"},
     {.name = "max_width",
      .type = LVR_PARAM_U32,
      .offset = offsetof(lever_params, max_width),
@@ -110,19 +108,21 @@ static int by_falling_path(const void *a, const void *b)
     return x->node < y->node ? -1 : 1; /* a parent comes before its child of equal probability */
 }
 
-/* Ranks the nodes that may be verified; the root is first. Returns how many. */
+/* Ranks the nodes that may be verified; the root is first. Returns how many. The cut is by the draft's own
+ * probability, as in oracle recordings: a trace then answers for every calibration. */
 static uint32_t rank_nodes(const lever_params *p, const lvr_policy_view *view)
 {
     const lvr_tree *tree = view->tree;
     lvr_policy_scratch *s = view->scratch;
     const uint32_t depth_cap = min_u32(p->max_depth, view->max_depth);
-    s->path[0] = 1.0;
+    s->path[0] = s->draft_path[0] = 1.0;
     s->ranked[0] = (lvr_ranked_node){1.0, 0};
     uint32_t n = 1;
     for (uint32_t i = 1; i < tree->n; i++) {
         const lvr_node *node = &tree->nodes[i];
         s->path[i] = s->path[node->parent] * lvr_calibrate(view->calibration, node->p_draft);
-        if (node->depth <= depth_cap && s->path[i] >= p->min_path)
+        s->draft_path[i] = s->draft_path[node->parent] * node->p_draft;
+        if (node->depth <= depth_cap && s->draft_path[i] >= p->min_path)
             s->ranked[n++] = (lvr_ranked_node){s->path[i], i};
     }
     qsort(s->ranked + 1, n - 1, sizeof s->ranked[0], by_falling_path);
