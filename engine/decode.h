@@ -1,0 +1,95 @@
+/*
+ * The engine as a host of the round machine: executes its actions with real flash reads and real compute,
+ * records what happened. A session holds both models, caches, the flash reader and the machine; requests run
+ * one after another. One thread.
+ */
+#ifndef LVR_ENGINE_DECODE_H
+#define LVR_ENGINE_DECODE_H
+
+#include "common/buf.h"
+#include "costmodel/core/policy_file.h"
+#include "costmodel/core/round.h"
+#include "engine/budget.h"
+#include "engine/flash/flash.h"
+#include "engine/sampler.h"
+#include "engine/tokenizer/tokenizer.h"
+#include "traces/trace.h"
+#include <stdatomic.h>
+
+typedef struct lvr_session lvr_session;
+
+typedef struct lvr_session_config {
+    const char *target_path, *draft_path; /* GGUF or pack; draft may be NULL for policies that use none */
+    const lvr_policy *policy;             /* copied */
+    lvr_io_mode io_mode;
+    uint64_t slice_bytes; /* multiple of 4096, <= 16 MiB */
+    uint32_t ring_slots, depth;
+    bool has_budget; /* dram_budget_bytes given; else resident_fraction counts */
+    uint64_t dram_budget_bytes;
+    double resident_fraction;     /* 0..1 of layers */
+    const lvr_geometry *geometry; /* of a policy file: schedule and resident layers exactly as there; NULL: by
+                                     the fields above */
+    uint32_t n_ctx;               /* 0: the target's training context */
+    uint32_t threads;
+    lvr_cpu_level cpu_level;
+    lvr_sampling sampling;
+    uint32_t prefill_chunk, max_rows;
+    lvr_flash_engine flash_engine;
+    bool buffered;
+    bool emulate;
+    lvr_flash_params emulated; /* after scaling */
+    const char *emulated_name; /* preset name, for results */
+    double emulated_scale;     /* 1: as the preset says */
+    bool unchecked_emulation;  /* tests only: do not compare the preset with the device's own rate */
+    bool ignore_eos;
+    const lvr_flash_faults *flash_faults; /* tests only: makes reads fail on purpose; NULL: none */
+    /* Set by a signal handler or another thread: the session stops at the next event with LVR_ERR_INTERRUPTED. */
+    atomic_bool *cancel;
+} lvr_session_config;
+
+/* Sensible defaults for everything but the paths and the policy. */
+void lvr_session_config_init(lvr_session_config *c);
+lvr_status lvr_session_new(const lvr_session_config *config, lvr_session **ret, lvr_error *err);
+void lvr_session_free(lvr_session *s);
+const lvr_tokenizer *lvr_session_tokenizer(const lvr_session *s);
+const lvr_geometry *lvr_session_geometry(const lvr_session *s);
+const lvr_budget_parts *lvr_session_parts(const lvr_session *s);
+uint32_t lvr_session_n_ctx(const lvr_session *s);
+void lvr_session_models(const lvr_session *s, lvr_trace_model *ret_target, lvr_trace_model *ret_draft);
+void lvr_session_device(const lvr_session *s, lvr_trace_device *ret);
+/* The run as resolved: what a trace embeds and what a policy file is compared with. */
+void lvr_session_describe(const lvr_session *s, uint32_t n_predict, lvr_policy_file *ret);
+
+/* Meta data of a timing trace of this session; free ret->config_yaml. */
+lvr_status lvr_session_trace_meta(const lvr_session *s, uint32_t n_predict, lvr_trace_meta *ret,
+                                  lvr_error *err);
+/* Timing recording: from now on to this writer, which outlives the session. Before the first request. */
+lvr_status lvr_session_set_trace(lvr_session *s, lvr_trace_writer *writer, lvr_error *err);
+
+/* Figures of one request or summed over several. Keys of the JSON results: architecture section 3. */
+typedef struct lvr_run_stats {
+    uint64_t n_prompt, n_tokens, rounds, drafted_rows, verified_rows, accepted, draft_steps;
+    uint64_t bytes_read; /* of the layers that this request's passes consumed */
+    uint64_t prefill_ns, decode_ns, ttft_ns, wall_ns;
+    uint64_t io_wait_ns; /* compute waited for flash */
+    uint64_t io_busy_ns; /* at least one read in flight */
+    uint64_t compute_ns, draft_ns, head_ns, plan_ns,
+        commit_ns;                                 /* compute: embedding and layers of the target */
+    uint64_t decode_io_busy_ns, decode_compute_ns; /* of the above, without the prompt's passes */
+    uint64_t late_reads;
+    lvr_stop stop;
+} lvr_run_stats;
+
+typedef void (*lvr_token_fn)(void *user, int32_t token); /* called per committed token, in order */
+
+/* Generates up to n_predict tokens after the prompt. ret_tokens: malloc'ed (may be NULL to drop). After any
+ * failure but a prompt that does not fit, the session can only be freed. */
+lvr_status lvr_session_generate(lvr_session *s, uint64_t request, uint32_t domain, const int32_t *prompt,
+                                uint32_t n_prompt, uint32_t n_predict, lvr_token_fn on_token, void *user,
+                                int32_t **ret_tokens, uint32_t *ret_n, lvr_run_stats *ret_stats,
+                                lvr_error *err);
+void lvr_run_stats_add(lvr_run_stats *sum, const lvr_run_stats *one);
+/* Bytes read ahead that no pass has consumed so far. */
+uint64_t lvr_session_run_ahead_bytes(const lvr_session *s);
+
+#endif

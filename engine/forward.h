@@ -1,0 +1,43 @@
+/*
+ * The forward pass over rows of a token tree (or of a prompt: a chain). Rows are independent but for their
+ * ancestors, so any grouping of rows into calls gives the same bits (INV-ROW). A row sits in a scratch slot
+ * of the KV; its ancestors are: cache positions [0, n_cached) and then the chain of parent slots.
+ */
+#ifndef LVR_ENGINE_FORWARD_H
+#define LVR_ENGINE_FORWARD_H
+
+#include "common/threads.h"
+#include "engine/kv.h"
+#include "engine/model.h"
+
+typedef struct lvr_fwd_row {
+    int32_t token;
+    uint32_t position;
+    uint32_t slot;       /* scratch row of the KV that this row writes */
+    int32_t parent_slot; /* -1: only the cache precedes it */
+} lvr_fwd_row;
+
+typedef struct lvr_forward lvr_forward; /* workspace of one model and sequence; one call at a time */
+
+/* model, kernels, pool and kv outlive the workspace. max_rows: rows per call. */
+lvr_status lvr_forward_new(const lvr_model *model, const lvr_kernels *kernels, lvr_pool *pool, lvr_kv *kv,
+                           uint32_t max_rows, lvr_forward **ret, lvr_error *err);
+void lvr_forward_free(lvr_forward *f);
+/* Workspace size, for the budget; 16 bytes a scratch row of the KV come on top. UINT64_MAX: too large to
+ * exist. */
+uint64_t lvr_forward_bytes(const lvr_model_shape *shape, uint32_t n_ctx, uint32_t max_rows,
+                           uint32_t n_threads);
+
+/* x[r] = embedding of rows[r].token. Starts a pass of n_rows rows. A token outside the vocabulary is
+ * LVR_ERR_FORMAT; rows whose ancestors cannot be found, or that share a scratch row, are LVR_ERR_INVARIANT.
+ */
+lvr_status lvr_forward_embed(lvr_forward *f, const lvr_fwd_row *rows, uint32_t n_rows, lvr_error *err);
+/* Runs the pass's rows through one layer. base: staged weights or NULL (resident). parent slots may be rows
+ * of this or earlier calls. */
+void lvr_forward_layer(lvr_forward *f, uint32_t layer, const uint8_t *base);
+/* Logits of one row after the last layer: out[vocab]. Does not disturb the rows. */
+void lvr_forward_head(lvr_forward *f, uint32_t row, float *out);
+/* Logits of several rows in one go (weights read once): out[n][vocab]. */
+void lvr_forward_heads(lvr_forward *f, const uint32_t *rows, uint32_t n, float *out);
+
+#endif

@@ -1,0 +1,120 @@
+/*
+ * Kernels and the packed weight layout, under the arithmetic contract (INV-ROW): every function here gives
+ * the same bits at every SIMD level, for any batch, thread split or row order. The C reference (ref.c) is the
+ * definition; other levels must equal it.
+ *
+ *  - Quantised dot products: activations are quantised per row and block of 32
+ *    (q = round-to-nearest-even(x * (127 / amax)), int8 in [-127, 127], d = amax / 127 in float); per output
+ *    acc = fmaf((float)isum, dw * da, acc) over blocks in ascending order, isum exact.
+ *  - F32/F16 weights: acc = fmaf(w, x, acc) over inputs in ascending order.
+ *  - Reductions along a row (RMS norm, q.k, softmax sums, max) use 16 interleaved partials (element i goes to
+ *    partial i % 16, in ascending order, by fmaf), folded as p[i] += p[i+8], then += [i+4], [i+2], [i+1].
+ *  - exp is our own polynomial (lvr_expf in ref.c), the same operations at every level: within 1 ulp on
+ *    [-87, 88.72], 0 below -87, infinity above, NaN for NaN.
+ *  - Infinities and NaNs crash nothing. A block of activations that holds one gets d = NaN and q = 0, so
+ *    that its row's products are NaN. A block whose amax is below 2^-120 gets d = 0 and q = 0 (127 / amax
+ *    would overflow). Bits are the same at every level but for the sign and payload of NaNs.
+ *
+ * Packed layout, version 1. A matrix of n_out rows (outputs) and n_in columns, in groups of 16 outputs (the
+ * last group padded with zero rows); within a group, for each block of 32 inputs ascending:
+ *
+ *    Q8_0: f16 d[16], then u8 q[8][16][4]:
+ *          q[j][o][i] = 128 + weight(output o, input 4j + i)
+ *    Q4_0: f16 d[16], then u8 q[4][16][4]:
+ *          low nibble = weight code of input 4j + i, high nibble = of input 16 + 4j + i
+ *          (code 0..15, value code - 8)
+ *    F16 / F32: element [input][16 outputs], input ascending (no block header)
+ *
+ * Data is 64-byte aligned at its start. The layout is the same for every SIMD level.
+ */
+#ifndef LVR_ENGINE_KERNELS_H
+#define LVR_ENGINE_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define LVR_PACK_LAYOUT_VERSION 1u
+#define LVR_GROUP 16u /* outputs per group */
+#define LVR_BLOCK 32u /* inputs per quantisation block */
+
+/* Values are GGUF's type numbers. */
+typedef enum lvr_wtype { LVR_F32 = 0, LVR_F16 = 1, LVR_Q4_0 = 2, LVR_Q8_0 = 8 } lvr_wtype;
+const char *lvr_wtype_name(lvr_wtype t); /* NULL: a type this build does not know */
+/* Bytes of a GGUF row; 0 if n_in does not fit the type's block, or the size does not fit 64 bits. */
+uint64_t lvr_wtype_row_bytes(lvr_wtype t, uint64_t n_in);
+
+typedef struct lvr_matrix {
+    lvr_wtype type;
+    uint32_t n_out, n_in;
+    const uint8_t *data; /* packed layout */
+} lvr_matrix;
+
+/* 0 if n_in does not fit the type's block, or the size does not fit 64 bits. */
+uint64_t lvr_packed_bytes(lvr_wtype t, uint32_t n_out, uint32_t n_in);
+/* From GGUF rows (n_out rows of lvr_wtype_row_bytes). dst: lvr_packed_bytes, 64-byte aligned. Does nothing
+ * for a type or n_in that lvr_wtype_row_bytes refuses. */
+void lvr_pack_matrix(lvr_wtype t, uint32_t n_out, uint32_t n_in, const void *gguf_rows, uint8_t *dst);
+/* Output row `row` as floats (embedding look-up): exactly d * q. */
+void lvr_packed_row(const lvr_matrix *m, uint32_t row, float *ret_row);
+
+/* Rows of activations ready for any weight type. x and q are n_rows * n_in, d and qsum n_rows * n_in / 32.
+ * Products of F32 and F16 read x alone, the others q, d and qsum, which must be as quantize_row makes them.
+ */
+typedef struct lvr_acts {
+    uint32_t n_rows, n_in;
+    const float *x; /* row-major */
+    int8_t *q;
+    float *d;
+    int32_t *qsum; /* sum of q over the block */
+} lvr_acts;
+
+typedef enum lvr_cpu_level { LVR_CPU_C = 0, LVR_CPU_AVX2 = 1, LVR_CPU_LEVELS } lvr_cpu_level;
+const char *lvr_cpu_level_name(lvr_cpu_level level);
+bool lvr_cpu_level_parse(const char *name, lvr_cpu_level *ret);
+lvr_cpu_level lvr_cpu_best(void); /* probed (CPUID and XGETBV), cached */
+/* What the machine has, e.g. "avx2 fma f16c avx512-vnni amx-int8". */
+void lvr_cpu_flags_text(char *buf, size_t n);
+
+typedef void (*lvr_matmul_fn)(const lvr_matrix *m, const lvr_acts *a, uint32_t group_begin,
+                              uint32_t group_end, float *out, size_t out_stride);
+
+/* One struct of function pointers per instance, filled by a ladder: C first, then each level overrides what
+ * it does faster. */
+typedef struct lvr_kernels {
+    lvr_cpu_level level;
+    /* x[n_in] of one row -> q, d, qsum. n_in is a multiple of 32. */
+    void (*quantize_row)(const float *x, uint32_t n_in, int8_t *q, float *d, int32_t *qsum);
+    /* out[r * out_stride + o] for all rows r of `a` and outputs o of groups [group_begin, group_end); outputs
+     * >= n_out are not written. */
+    lvr_matmul_fn matmul_f32, matmul_f16, matmul_q4_0, matmul_q8_0;
+    /* y[i] = x[i] * (1 / sqrtf(mean(x^2) + eps)) * w[i]. In this and the next two y may be an input. */
+    void (*rmsnorm)(const float *x, const float *w, uint32_t n, float eps, float *y);
+    /* y[i] = silu(g[i]) * u[i], silu(g) = g / (1 + exp(-g)) */
+    void (*silu_mul)(const float *g, const float *u, uint32_t n, float *y);
+    void (*add)(const float *a, const float *b, uint32_t n, float *y);
+    /* Rotates interleaved pairs (2i, 2i+1) of each head, a' = fmaf(a, cos, -(b * sin)), b' = fmaf(b, cos, a *
+     * sin): x[n_heads * head_dim], cs[head_dim] = cos, sin, cos, sin, ... of this position. */
+    void (*rope)(float *x, uint32_t n_heads, uint32_t head_dim, const float *cs);
+    void (*f32_to_f16)(const float *x, uint32_t n, uint16_t *y); /* round to nearest even */
+    void (*f16_to_f32)(const uint16_t *x, uint32_t n, float *y);
+    /* One query head over n > 0 positions in ascending logical position; k[i], v[i] point to that position's
+     * f16 head rows. scores: scratch of n floats. out[head_dim]. head_dim is a multiple of 16. Softmax: max
+     * over all, exp, sum by 16 partials, V by ascending position with fmaf, then divided by the sum. */
+    void (*attention)(const float *q, const uint16_t *const *k, const uint16_t *const *v, uint32_t n,
+                      uint32_t head_dim, float scale, float *scores, float *out);
+    /* p[i] = exp((x[i] - max) * scale) for i < n; returns the sum (16 partials). */
+    float (*softmax_exp)(const float *x, uint32_t n, float max, float scale, float *p);
+    float (*max)(const float *x, uint32_t n); /* NaNs are passed over; -infinity if nothing is left */
+} lvr_kernels;
+
+/* Fills the ladder up to min(level, what the CPU has). */
+void lvr_kernels_init(lvr_kernels *k, lvr_cpu_level level);
+lvr_matmul_fn lvr_kernels_matmul(const lvr_kernels *k, lvr_wtype t); /* NULL: unknown type */
+
+/* Reference scalar helpers (definition of the contract). */
+float lvr_expf(float x);
+float lvr_f16_to_f32(uint16_t h);
+uint16_t lvr_f32_to_f16(float f);
+
+#endif

@@ -1,0 +1,316 @@
+#include "engine/pack_cache.h"
+#include "common/clock.h"
+#include "common/fs.h"
+#include "common/log.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define HASHES_FILE "hashes.txt"
+#define MAX_HASHES_BYTES (1ull << 20)
+#define MAX_REMEMBERED 1000u
+#define HASH_CHUNK_BYTES (1u << 20)
+#define PROGRESS_BYTES (256ull << 20) /* smaller files are hashed without progress notices */
+#define RACY_NS                                                                                              \
+    2000000000ull /* a file touched this recently may change again within one tick of its time stamp */
+
+/* What tells a file from another version of itself without reading it. */
+struct identity {
+    char *path; /* absolute */
+    uint64_t bytes, mtime_ns, inode;
+};
+
+static lvr_status take_identity(const char *path, struct identity *ret, lvr_error *err)
+{
+    struct stat st;
+    char *absolute = realpath(path, NULL);
+    if (absolute == NULL || stat(absolute, &st) != 0) {
+        const int errnum = errno;
+        free(absolute);
+        return lvr_fail_errno(err, errnum, "%s: cannot stat", path);
+    }
+    *ret = (struct identity){.path = absolute,
+                             .bytes = (uint64_t)st.st_size,
+                             .mtime_ns =
+                                 (uint64_t)st.st_mtim.tv_sec * 1000000000u + (uint64_t)st.st_mtim.tv_nsec,
+                             .inode = (uint64_t)st.st_ino};
+    return LVR_OK;
+}
+
+static bool same_file(const struct identity *a, const struct identity *b)
+{
+    return a->bytes == b->bytes && a->mtime_ns == b->mtime_ns && a->inode == b->inode &&
+           strcmp(a->path, b->path) == 0;
+}
+
+static lvr_status cache_dir(char **ret, lvr_error *err)
+{
+    const char *own = getenv("LVR_CACHE_DIR"), *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    char *dir = NULL;
+    int n = -1;
+    if (own != NULL && own[0] != '\0')
+        n = asprintf(&dir, "%s", own);
+    else if (xdg != NULL && xdg[0] == '/') /* the XDG specification ignores relative paths */
+        n = asprintf(&dir, "%s/lever", xdg);
+    else if (home != NULL && home[0] == '/')
+        n = asprintf(&dir, "%s/.cache/lever", home);
+    else
+        return lvr_fail(err, LVR_ERR_CONFIG, "no place for packed models: set LVR_CACHE_DIR to a folder");
+    if (n < 0)
+        return lvr_fail(err, LVR_ERR_NOMEM, "out of memory");
+    *ret = dir;
+    return LVR_OK;
+}
+
+/* One line of hashes.txt: "bytes mtime_ns inode sha256 path". False if it is not of that form. */
+static bool parse_line(const char *line, struct identity *ret, char sha256[LVR_SHA256_HEX_BYTES],
+                       const char **ret_path)
+{
+    int at = 0;
+    if (sscanf(line, "%" SCNu64 " %" SCNu64 " %" SCNu64 " %64[0-9a-f] %n", &ret->bytes, &ret->mtime_ns,
+               &ret->inode, sha256, &at) != 4)
+        return false;
+    if (at == 0 || strlen(sha256) != LVR_SHA256_HEX_BYTES - 1 || line[at] != '/')
+        return false;
+    *ret_path = line + at;
+    return true;
+}
+
+static char *hashes_path(const char *dir)
+{
+    char *path = NULL;
+    return asprintf(&path, "%s/" HASHES_FILE, dir) < 0 ? NULL : path;
+}
+
+/* Looks `id` up among remembered hashes. `keep`, if given, receives the lines of other files. */
+static bool scan_hashes(const char *dir, const struct identity *id, char sha256[LVR_SHA256_HEX_BYTES],
+                        lvr_buf *keep)
+{
+    lvr_buf text = LVR_BUF_INIT;
+    char *path = hashes_path(dir), *rest = NULL;
+    bool found = false;
+    uint32_t kept = 0;
+    if (path == NULL || lvr_read_file(path, MAX_HASHES_BYTES, &text, NULL) != LVR_OK || text.data == NULL)
+        goto out; /* absent or unreadable: nothing is remembered */
+    for (char *line = strtok_r(text.data, "\n", &rest); line != NULL; line = strtok_r(NULL, "\n", &rest)) {
+        struct identity seen = {0};
+        char hex[LVR_SHA256_HEX_BYTES];
+        const char *seen_path = NULL;
+        if (!parse_line(line, &seen, hex, &seen_path))
+            continue;
+        if (strcmp(seen_path, id->path) == 0) {
+            found = seen.bytes == id->bytes && seen.mtime_ns == id->mtime_ns && seen.inode == id->inode;
+            if (found)
+                memcpy(sha256, hex, sizeof(hex));
+        } else if (keep != NULL && kept < MAX_REMEMBERED) {
+            lvr_buf_printf(keep, "%s\n", line);
+            kept++;
+        }
+    }
+out:
+    free(path);
+    lvr_buf_free(&text);
+    return found;
+}
+
+/* Forgetting costs time, not correctness: failures are only reported. */
+static void remember(const char *dir, const struct identity *id, const char *sha256)
+{
+    char old[LVR_SHA256_HEX_BYTES];
+    lvr_error err = LVR_ERROR_INIT;
+    lvr_buf lines = LVR_BUF_INIT;
+    char *path = hashes_path(dir);
+    if (path == NULL || strchr(id->path, '\n') != NULL || id->mtime_ns + RACY_NS > lvr_realtime_ns())
+        goto out;
+    (void)scan_hashes(dir, id, old, &lines);
+    lvr_buf_printf(&lines, "%" PRIu64 " %" PRIu64 " %" PRIu64 " %s %s\n", id->bytes, id->mtime_ns, id->inode,
+                   sha256, id->path);
+    if (!lines.failed && lvr_write_file_atomic(path, lines.data, lines.len, &err) != LVR_OK)
+        lvr_log(LVR_LOG_WARN, "the model's hash is not remembered: %s", err.msg);
+out:
+    free(path);
+    lvr_buf_free(&lines);
+}
+
+static lvr_status hash_bytes(int fd, const char *path, uint64_t bytes, uint8_t *chunk,
+                             char ret_hex[LVR_SHA256_HEX_BYTES], lvr_error *err)
+{
+    lvr_sha256 sha;
+    unsigned tenths = 0;
+    lvr_sha256_init(&sha);
+    for (uint64_t at = 0; at < bytes; at += HASH_CHUNK_BYTES) {
+        const uint64_t n = bytes - at < HASH_CHUNK_BYTES ? bytes - at : HASH_CHUNK_BYTES;
+        const lvr_status status = lvr_pread_all(fd, chunk, n, at, path, err);
+        if (status != LVR_OK)
+            return status;
+        lvr_sha256_update(&sha, chunk, n);
+        const unsigned done = (unsigned)((at + n) * 10 / bytes);
+        if (bytes >= PROGRESS_BYTES && done > tenths)
+            lvr_log(LVR_LOG_INFO, "hashing %s: %u %%", path, done * 10);
+        tenths = done;
+    }
+    lvr_sha256_hex(&sha, ret_hex);
+    return LVR_OK;
+}
+
+static lvr_status hash_file(const char *path, char ret_hex[LVR_SHA256_HEX_BYTES], lvr_error *err)
+{
+    int fd = -1;
+    uint64_t bytes = 0;
+    lvr_status status = lvr_open_regular(path, "a GGUF file", &fd, &bytes, err);
+    if (status != LVR_OK)
+        return status;
+    uint8_t *chunk = malloc(HASH_CHUNK_BYTES);
+    if (chunk == NULL)
+        status = lvr_fail(err, LVR_ERR_NOMEM, "%s: out of memory", path);
+    else
+        status = hash_bytes(fd, path, bytes, chunk, ret_hex, err);
+    free(chunk);
+    close(fd);
+    return status;
+}
+
+static lvr_status known_hash(const char *dir, const struct identity *id, char ret_hex[LVR_SHA256_HEX_BYTES],
+                             lvr_error *err)
+{
+    if (scan_hashes(dir, id, ret_hex, NULL))
+        return LVR_OK;
+    const lvr_status status = hash_file(id->path, ret_hex, err);
+    if (status == LVR_OK)
+        remember(dir, id, ret_hex);
+    return status;
+}
+
+/* The GGUF must be the same file after packing as before, or the pack would carry the wrong hash. */
+static lvr_status pack_unchanged(const lvr_gguf *g, const struct identity *id, const char *sha256,
+                                 const char *out, lvr_error *err)
+{
+    struct identity after = {0};
+    lvr_status status = lvr_pack_write(g, sha256, out, err);
+    if (status == LVR_OK)
+        status = take_identity(id->path, &after, err);
+    if (status == LVR_OK && !same_file(id, &after)) {
+        (void)unlink(out);
+        status = lvr_fail(err, LVR_ERR_IO, "%s changed while it was being packed; try again", id->path);
+    }
+    free(after.path);
+    return status;
+}
+
+/* The cached pack, if there is a sound one. */
+static bool open_cached(const char *path, const char *sha256, lvr_pack **ret)
+{
+    lvr_error err = LVR_ERROR_INIT;
+    lvr_pack *p = NULL;
+    if (access(path, F_OK) != 0)
+        return false;
+    if (lvr_pack_open(path, &p, &err) != LVR_OK) {
+        lvr_log(LVR_LOG_WARN, "the cached pack is not usable and is made again: %s", err.msg);
+        return false;
+    }
+    if (strcmp(lvr_pack_source_sha256(p), sha256) != 0) {
+        lvr_log(LVR_LOG_WARN, "%s: the cached pack was made from another model and is made again", path);
+        lvr_pack_free(p);
+        return false;
+    }
+    *ret = p;
+    return true;
+}
+
+/* Opens a GGUF that can be packed. The identity is taken before opening, so that any later change is noticed,
+ * and the shape is checked before gigabytes are hashed for nothing. */
+static lvr_status open_packable(const char *path, lvr_gguf **ret, struct identity *ret_id, lvr_error *err)
+{
+    lvr_gguf *g = NULL;
+    lvr_model_shape shape;
+    struct identity id = {0};
+    lvr_status status = take_identity(path, &id, err);
+    if (status == LVR_OK)
+        status = lvr_gguf_open(path, &g, err);
+    if (status == LVR_OK)
+        status = lvr_model_shape_from_gguf(g, &shape, err);
+    if (status != LVR_OK) {
+        lvr_gguf_free(g);
+        free(id.path);
+        return status;
+    }
+    *ret = g;
+    *ret_id = id;
+    return LVR_OK;
+}
+
+static lvr_status open_or_pack(const lvr_gguf *g, const struct identity *id, const char *dir, lvr_pack **ret,
+                               lvr_error *err)
+{
+    char sha256[LVR_SHA256_HEX_BYTES];
+    char *out = NULL;
+    lvr_status status = known_hash(dir, id, sha256, err);
+    if (status != LVR_OK)
+        return status;
+    if (asprintf(&out, "%s/%s-v%u.lvrpack", dir, sha256, LVR_PACK_LAYOUT_VERSION) < 0)
+        return lvr_fail(err, LVR_ERR_NOMEM, "%s: out of memory", id->path);
+    if (!open_cached(out, sha256, ret)) {
+        lvr_log(LVR_LOG_INFO, "packing %s into %s (once; a run on the pack itself needs no cache)", id->path,
+                out);
+        status = pack_unchanged(g, id, sha256, out, err);
+        if (status == LVR_OK)
+            status = lvr_pack_open(out, ret, err);
+    }
+    free(out);
+    return status;
+}
+
+static lvr_status open_gguf(const char *path, lvr_pack **ret, lvr_error *err)
+{
+    lvr_gguf *g = NULL;
+    struct identity id = {0};
+    char *dir = NULL;
+    lvr_status status = open_packable(path, &g, &id, err);
+    if (status != LVR_OK)
+        return status;
+    status = cache_dir(&dir, err);
+    if (status == LVR_OK)
+        status = lvr_mkdirs(dir, err);
+    if (status == LVR_OK)
+        status = open_or_pack(g, &id, dir, ret, err);
+    lvr_gguf_free(g);
+    free(id.path);
+    free(dir);
+    return status;
+}
+
+static lvr_status check_not_itself(const struct identity *id, const char *out, lvr_error *err)
+{
+    struct stat a, b;
+    if (stat(out, &b) != 0 || stat(id->path, &a) != 0 || a.st_dev != b.st_dev || a.st_ino != b.st_ino)
+        return LVR_OK;
+    return lvr_fail(err, LVR_ERR_IO, "%s is the model itself: packing would overwrite it; name another file",
+                    out);
+}
+
+lvr_status lvr_pack_from_gguf(const char *path, const char *out, lvr_error *err)
+{
+    lvr_gguf *g = NULL;
+    struct identity id = {0};
+    char sha256[LVR_SHA256_HEX_BYTES];
+    lvr_status status = open_packable(path, &g, &id, err);
+    if (status != LVR_OK)
+        return status;
+    status = check_not_itself(&id, out, err);
+    if (status == LVR_OK)
+        status = hash_file(id.path, sha256, err);
+    if (status == LVR_OK)
+        status = pack_unchanged(g, &id, sha256, out, err);
+    lvr_gguf_free(g);
+    free(id.path);
+    return status;
+}
+
+lvr_status lvr_pack_open_any(const char *path, lvr_pack **ret, lvr_error *err)
+{
+    return lvr_pack_is_pack(path) ? lvr_pack_open(path, ret, err) : open_gguf(path, ret, err);
+}

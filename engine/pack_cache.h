@@ -1,0 +1,20 @@
+/*
+ * Opening a model by any of its two forms. A GGUF is packed on first use into the cache directory:
+ * $LVR_CACHE_DIR, else $XDG_CACHE_HOME/lever, else ~/.cache/lever, as <sha256>-v<layout>.lvrpack. Hashes are
+ * remembered by (path, size, mtime, inode) in `hashes.txt` there, so a start does not read gigabytes only to
+ * name them.
+ */
+#ifndef LVR_ENGINE_PACK_CACHE_H
+#define LVR_ENGINE_PACK_CACHE_H
+
+#include "engine/pack.h"
+
+/* `path` is a GGUF or a pack (told apart by its first bytes). Packing and hashing are announced through
+ * lvr_log. */
+lvr_status lvr_pack_open_any(const char *path, lvr_pack **ret, lvr_error *err);
+
+/* Hashes and packs the GGUF at `path` into `out`; a GGUF that changes meanwhile, or is `out` itself, is
+ * LVR_ERR_IO. */
+lvr_status lvr_pack_from_gguf(const char *path, const char *out, lvr_error *err);
+
+#endif

@@ -1,0 +1,157 @@
+/*
+ * Benchmark: every level over C; of matrix products, one row over C and the cost of more rows over one.
+ * `meson test --benchmark`, or run it by hand; any argument: the full table (F16 and F32 too).
+ */
+#include "common/clock.h"
+#include "engine/kernels/bench.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+typedef struct shape {
+    uint32_t n_out, n_in, reps;
+} shape;
+
+static const shape shapes[] = {
+    {256, 256, 400}, {256, 768, 200}, {768, 256, 200}, {128, 4096, 100}, {4096, 4096, 12}};
+static const uint32_t row_counts[] = {1, 2, 4, 8, 16, 32, 64};
+#define N_SHAPES (sizeof shapes / sizeof shapes[0])
+#define N_ROWS (sizeof row_counts / sizeof row_counts[0])
+
+static double time_ns(lvr_wtype t, const shape *s, uint32_t rows, lvr_cpu_level level, uint32_t reps)
+{
+    lvr_error err = LVR_ERROR_INIT;
+    double ns;
+    if (lvr_bench_kernels(t, s->n_out, s->n_in, rows, 1, level, reps, &ns, &err) == LVR_OK)
+        return ns;
+    fprintf(stderr, "%s\n", err.msg);
+    exit(1);
+}
+
+static void print_shape(lvr_wtype t, const shape *s, lvr_cpu_level level)
+{
+    const double c = time_ns(t, s, 1, LVR_CPU_C, s->n_out * s->n_in > 1000000 ? 2 : 10);
+    const double one = time_ns(t, s, 1, level, s->reps);
+    const double bytes = (double)lvr_packed_bytes(t, s->n_out, s->n_in);
+    printf("%-5s %4ux%-4u %-5s %9.1f us %6.1fx C %6.1f GB/s |", lvr_wtype_name(t), s->n_out, s->n_in,
+           lvr_cpu_level_name(level), one / 1e3, c / one, bytes / one);
+    for (unsigned i = 0; i < N_ROWS; i++) {
+        const double ns = i == 0 ? one : time_ns(t, s, row_counts[i], level, s->reps / 4 + 3);
+        const double gops = 2.0 * s->n_out * s->n_in * row_counts[i] / ns;
+        printf(" %u: %.2fx %.0f", row_counts[i], ns / one, gops);
+    }
+    printf("\n");
+    fflush(stdout);
+}
+
+/* ---- the rest of a layer: nanoseconds per call ---- */
+
+enum { DIM = 4096, HEAD_DIM = 64, POSITIONS = 512, REPEATS = 20 };
+
+typedef struct scratch {
+    float a[DIM], b[DIM], y[DIM];
+    int8_t q[DIM];
+    float d[DIM / LVR_BLOCK];
+    int32_t qsum[DIM / LVR_BLOCK];
+    uint16_t half[DIM], keys[POSITIONS][HEAD_DIM];
+    const uint16_t *k[POSITIONS];
+} scratch;
+
+typedef void (*op_fn)(const lvr_kernels *k, scratch *s);
+
+static void op_quantize(const lvr_kernels *k, scratch *s)
+{
+    k->quantize_row(s->a, DIM, s->q, s->d, s->qsum);
+}
+
+static void op_rmsnorm(const lvr_kernels *k, scratch *s)
+{
+    k->rmsnorm(s->a, s->b, DIM, 1e-5f, s->y);
+}
+
+static void op_silu_mul(const lvr_kernels *k, scratch *s)
+{
+    k->silu_mul(s->a, s->b, DIM, s->y);
+}
+
+static void op_rope(const lvr_kernels *k, scratch *s)
+{
+    k->rope(s->y, DIM / HEAD_DIM, HEAD_DIM, s->b);
+}
+
+static void op_f32_to_f16(const lvr_kernels *k, scratch *s)
+{
+    k->f32_to_f16(s->a, DIM, s->half);
+}
+
+static void op_softmax(const lvr_kernels *k, scratch *s)
+{
+    k->softmax_exp(s->a, DIM, k->max(s->a, DIM), 0.125f, s->y);
+}
+
+static void op_attention(const lvr_kernels *k, scratch *s)
+{
+    k->attention(s->a, s->k, s->k, POSITIONS, HEAD_DIM, 0.125f, s->b, s->y);
+}
+
+static double least_op_ns(const lvr_kernels *k, op_fn op, scratch *s)
+{
+    uint64_t least = UINT64_MAX;
+    for (int i = 0; i < REPEATS; i++) {
+        const uint64_t begin = lvr_now_ns();
+        op(k, s);
+        const uint64_t took = lvr_now_ns() - begin;
+        least = took < least ? took : least;
+    }
+    return (double)least;
+}
+
+static void fill_scratch(scratch *s)
+{
+    for (int i = 0; i < DIM; i++) {
+        s->a[i] = (float)((i * 37) % 101) * 0.05f - 2.5f;
+        s->b[i] = (float)((i * 53) % 97) * 0.01f;
+    }
+    for (int i = 0; i < POSITIONS; i++) {
+        s->k[i] = s->keys[i];
+        for (int j = 0; j < HEAD_DIM; j++)
+            s->keys[i][j] = lvr_f32_to_f16(s->a[(i * HEAD_DIM + j) % DIM]);
+    }
+}
+
+static void print_ops(lvr_cpu_level level)
+{
+    static scratch s;
+    static const struct {
+        const char *name;
+        op_fn op;
+    } ops[] = {{"quantize_row 4096", op_quantize},  {"rmsnorm 4096", op_rmsnorm},
+               {"silu_mul 4096", op_silu_mul},      {"rope 64 x 64", op_rope},
+               {"f32_to_f16 4096", op_f32_to_f16},  {"max, softmax_exp 4096", op_softmax},
+               {"attention 512 x 64", op_attention}};
+    lvr_kernels c, now;
+    lvr_kernels_init(&c, LVR_CPU_C);
+    lvr_kernels_init(&now, level);
+    for (unsigned i = 0; i < sizeof ops / sizeof ops[0]; i++) {
+        fill_scratch(&s);
+        const double c_ns = least_op_ns(&c, ops[i].op, &s);
+        fill_scratch(&s);
+        const double ns = least_op_ns(&now, ops[i].op, &s);
+        printf("%-22s %-5s %8.0f ns %6.1fx C\n", ops[i].name, lvr_cpu_level_name(level), ns, c_ns / ns);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    (void)argv;
+    const lvr_wtype types[] = {LVR_Q4_0, LVR_Q8_0, LVR_F16, LVR_F32};
+    const unsigned n_types = argc > 1 ? 4 : 2;
+    printf("type  shape     level, time of 1 row, over C, weights read | rows: time over 1 row, GOPS\n");
+    for (unsigned level = LVR_CPU_C + 1; level <= (unsigned)lvr_cpu_best(); level++) {
+        for (unsigned t = 0; t < n_types; t++)
+            for (unsigned i = 0; i < N_SHAPES; i++)
+                print_shape(types[t], &shapes[i], (lvr_cpu_level)level);
+        print_ops((lvr_cpu_level)level);
+    }
+    return 0;
+}

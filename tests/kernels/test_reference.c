@@ -1,0 +1,372 @@
+/* The C reference against something that is not ours: libm, F16C, double precision, GGUF's own definition of
+ * a block. */
+#include "engine/kernels/bench.h"
+#include "tests/kernels/harness.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+/* Largest error of lvr_expf over [-87, 88.72]; measured 0.87. */
+#define EXP_MAX_ULP 1.0
+
+/* ---- exp ---- */
+
+static double ulp_error(float got, double want)
+{
+    int exponent;
+    (void)frexp(want, &exponent);
+    return fabs((double)got - want) / ldexp(1.0, exponent - 24);
+}
+
+static void check_exp_accuracy(void)
+{
+    double worst = 0;
+    float worst_x = 0;
+    for (int i = 0; i < 4000000; i++) {
+        const float x =
+            i % 2 == 0 ? kt_uniform(-87.0f, 88.72f) : kt_uniform(-2.0f, 2.0f) * kt_uniform(0.0f, 1.0f);
+        const double e = ulp_error(lvr_expf(x), exp((double)x));
+        if (e <= worst)
+            continue;
+        worst = e;
+        worst_x = x;
+    }
+    printf("lvr_expf: at most %.3f ulp (x = %a)\n", worst, (double)worst_x);
+    kt_check(worst <= EXP_MAX_ULP, "lvr_expf(%a) is off by %g ulp", (double)worst_x, worst);
+}
+
+static void check_exp_edges(void)
+{
+    kt_check(lvr_expf(0.0f) == 1.0f && lvr_expf(-0.0f) == 1.0f, "exp(0) is 1");
+    kt_check(lvr_expf(INFINITY) == INFINITY && lvr_expf(1e30f) == INFINITY && lvr_expf(88.8f) == INFINITY,
+             "exp overflows to infinity");
+    kt_check(lvr_expf(88.75f) == INFINITY && isfinite(lvr_expf(88.72f)), "exp overflows where a float does");
+    kt_check(lvr_expf(-INFINITY) == 0.0f && !signbit(lvr_expf(-INFINITY)), "exp(-infinity) is +0");
+    kt_check(lvr_expf(nextafterf(-87.0f, -100.0f)) == 0.0f && lvr_expf(-1e30f) == 0.0f, "exp is 0 below -87");
+    kt_check(isnormal(lvr_expf(-87.0f)), "exp(-87) is a normal number");
+    kt_check(isnan(lvr_expf(NAN)), "exp of a NaN is a NaN");
+}
+
+/* ---- half precision ---- */
+
+static void check_f16_round_trip(void)
+{
+    for (uint32_t h = 0; h < 0x10000; h++) {
+        const float f = lvr_f16_to_f32((uint16_t)h);
+        const bool is_nan = (h & 0x7c00) == 0x7c00 && (h & 0x3ff) != 0;
+        kt_check(isnan(f) == is_nan, "0x%04x: NaN or not", h);
+        const uint32_t back = lvr_f32_to_f16(f);
+        kt_check(back == (is_nan ? h | 0x200 : h), "0x%04x -> %a -> 0x%04x", h, (double)f, back);
+    }
+}
+
+/* Half way between neighbours goes to the even one; one float to either side goes to the nearer. */
+static void check_f16_ties(void)
+{
+    for (uint32_t h = 0; h < 0x7c00; h++) {
+        const double lo = (double)lvr_f16_to_f32((uint16_t)h);
+        const double hi = h + 1 == 0x7c00 ? 65536.0 : (double)lvr_f16_to_f32((uint16_t)(h + 1));
+        const float middle = (float)((lo + hi) / 2);
+        const uint16_t even = (uint16_t)((h & 1) != 0 ? h + 1 : h);
+        kt_check(lvr_f32_to_f16(middle) == even, "tie above 0x%04x", h);
+        kt_check(lvr_f32_to_f16(-middle) == (even | 0x8000), "negative tie above 0x%04x", h);
+        kt_check(lvr_f32_to_f16(nextafterf(middle, 0.0f)) == h, "below the tie above 0x%04x", h);
+        kt_check(lvr_f32_to_f16(nextafterf(middle, INFINITY)) == h + 1, "above the tie above 0x%04x", h);
+    }
+}
+
+#if defined(__x86_64__)
+__attribute__((target("f16c"))) static uint16_t hardware_f32_to_f16(float f)
+{
+    return _cvtss_sh(f, _MM_FROUND_TO_NEAREST_INT);
+}
+
+__attribute__((target("f16c"))) static float hardware_f16_to_f32(uint16_t h)
+{
+    return _cvtsh_ss(h);
+}
+
+static void check_f16_against_hardware(void)
+{
+    if (lvr_cpu_best() < LVR_CPU_AVX2) {
+        printf("no F16C here: software half precision not compared to hardware\n");
+        return;
+    }
+    for (uint32_t h = 0; h < 0x10000; h++) {
+        const float ours = lvr_f16_to_f32((uint16_t)h), theirs = hardware_f16_to_f32((uint16_t)h);
+        kt_check(memcmp(&ours, &theirs, sizeof ours) == 0, "0x%04x to float: %a, hardware %a", h,
+                 (double)ours, (double)theirs);
+    }
+    for (int i = 0; i < 4000000; i++) {
+        uint32_t bits = (uint32_t)lvr_rng_u64(&kt_rng);
+        if (i % 2 == 0) /* the exponents where halves are neither zero nor infinite */
+            bits = (bits & 0x807fffffu) | (100 + bits % 45) << 23;
+        float f;
+        memcpy(&f, &bits, sizeof f);
+        kt_check(lvr_f32_to_f16(f) == hardware_f32_to_f16(f), "float 0x%08x to half", bits);
+    }
+}
+
+/*
+ * Why Q8_0 does not use VPMADDUBSW on its packed codes (u8, 128 + weight): two products of 255 and 127 do not
+ * fit 16 bits. With 4-bit codes they do.
+ */
+__attribute__((target("ssse3"))) static int maddubs_pair(int code, int q)
+{
+    const __m128i sums = _mm_maddubs_epi16(_mm_set1_epi8((char)code), _mm_set1_epi8((char)q));
+    return (int16_t)_mm_extract_epi16(sums, 0);
+}
+
+static void check_maddubs_saturates(void)
+{
+    if (lvr_cpu_best() < LVR_CPU_AVX2)
+        return;
+    kt_check(maddubs_pair(255, 127) == 32767, "maddubs saturates: 2 * 255 * 127 = 64770 became %d",
+             maddubs_pair(255, 127));
+    kt_check(maddubs_pair(255, -127) == -32768, "maddubs saturates downward: %d", maddubs_pair(255, -127));
+    kt_check(maddubs_pair(15, 127) == 2 * 15 * 127, "4-bit codes are exact");
+    kt_check(8 * 2 * 15 * 127 <= INT16_MAX, "and so is the sum of a block of them");
+}
+#endif
+
+/* ---- weight types, packing ---- */
+
+static void check_wtypes(void)
+{
+    kt_check(lvr_wtype_row_bytes(LVR_F32, 3) == 12 && lvr_wtype_row_bytes(LVR_F16, 3) == 6, "dense rows");
+    kt_check(lvr_wtype_row_bytes(LVR_Q4_0, 64) == 36 && lvr_wtype_row_bytes(LVR_Q8_0, 64) == 68,
+             "quantised rows");
+    kt_check(lvr_wtype_row_bytes(LVR_Q4_0, 33) == 0, "33 inputs are no whole blocks");
+    kt_check(lvr_wtype_row_bytes(LVR_F32, UINT64_MAX) == 0, "overflow is refused");
+    kt_check(lvr_wtype_row_bytes((lvr_wtype)99, 32) == 0 && lvr_wtype_name((lvr_wtype)99) == NULL,
+             "unknown type");
+    kt_check(strcmp(lvr_wtype_name(LVR_Q4_0), "Q4_0") == 0, "name");
+    kt_check(lvr_packed_bytes(LVR_Q8_0, 17, 32) == 2 * 544 && lvr_packed_bytes(LVR_Q4_0, 16, 64) == 2 * 288,
+             "packed");
+    kt_check(lvr_packed_bytes(LVR_F16, 1, 10) == 320 && lvr_packed_bytes(LVR_F32, 1, 10) == 640,
+             "packed dense");
+    kt_check(lvr_packed_bytes(LVR_Q8_0, 16, 31) == 0, "no whole blocks");
+    kt_check(lvr_packed_bytes(LVR_F32, UINT32_MAX, UINT32_MAX) == 0, "overflow is refused");
+}
+
+static void check_levels_named(void)
+{
+    lvr_cpu_level level = LVR_CPU_C;
+    kt_check(lvr_cpu_level_parse("avx2", &level) && level == LVR_CPU_AVX2, "avx2 parses");
+    kt_check(!lvr_cpu_level_parse("avx9", &level) && level == LVR_CPU_AVX2,
+             "avx9 does not, and changes nothing");
+    kt_check(lvr_cpu_level_name((lvr_cpu_level)77) == NULL, "no such level");
+    char small[6];
+    lvr_cpu_flags_text(small, sizeof small);
+    kt_check(strlen(small) < sizeof small, "flags are cut to the buffer");
+    lvr_kernels k;
+    lvr_kernels_init(&k, LVR_CPU_LEVELS);
+    kt_check(k.level == lvr_cpu_best(), "the ladder ends where the CPU does");
+    kt_check(lvr_kernels_matmul(&k, (lvr_wtype)99) == NULL, "no product of an unknown type");
+}
+
+/* GGUF's definition of an element. */
+static float gguf_element(lvr_wtype t, const uint8_t *row, uint32_t i)
+{
+    uint16_t h;
+    float f;
+    if (t == LVR_F32) {
+        memcpy(&f, row + i * 4, sizeof f);
+        return f;
+    }
+    if (t == LVR_F16) {
+        memcpy(&h, row + i * 2, sizeof h);
+        return lvr_f16_to_f32(h);
+    }
+    const uint8_t *block = row + i / 32 * (t == LVR_Q8_0 ? 34 : 18);
+    memcpy(&h, block, sizeof h);
+    const uint32_t at = i % 32;
+    int q;
+    if (t == LVR_Q8_0)
+        q = (int8_t)block[2 + at];
+    else
+        q = (at < 16 ? block[2 + at] & 15 : block[2 + at - 16] >> 4) - 8;
+    return lvr_f16_to_f32(h) * (float)q;
+}
+
+static void check_packing_of(lvr_wtype t, uint32_t n_out, uint32_t n_in)
+{
+    const size_t row_bytes = lvr_wtype_row_bytes(t, n_in);
+    uint8_t *gguf = kt_alloc(row_bytes * n_out);
+    kt_fill_weights(t, KW_RANDOM, gguf, row_bytes * n_out);
+    kt_buf packed = kt_buf_new(lvr_packed_bytes(t, n_out, n_in), 0);
+    lvr_pack_matrix(t, n_out, n_in, gguf, packed.data);
+    kt_check(kt_buf_intact(&packed), "%s packed within its bytes", lvr_wtype_name(t));
+    const uint32_t padded = (n_out + LVR_GROUP - 1) / LVR_GROUP * LVR_GROUP;
+    const lvr_matrix m = {t, padded, n_in, packed.data};
+    float *row = kt_alloc(n_in * sizeof(float));
+    for (uint32_t o = 0; o < padded; o++) {
+        lvr_packed_row(&m, o, row);
+        for (uint32_t i = 0; i < n_in; i++) {
+            const float want = o < n_out ? gguf_element(t, gguf + o * row_bytes, i) : 0.0f;
+            kt_check(memcmp(&row[i], &want, sizeof want) == 0, "%s (%u, %u) of %u x %u: %a, not %a",
+                     lvr_wtype_name(t), o, i, n_out, n_in, (double)row[i], (double)want);
+        }
+    }
+    free(row);
+    free(gguf);
+    kt_buf_free(&packed);
+}
+
+/* ---- the arithmetic, against double precision ---- */
+
+/* What a product should be given its quantised inputs, and how large its terms are. */
+static double exact_dot(const lvr_matrix *m, const lvr_acts *a, const float *w, uint32_t row,
+                        double *ret_magnitude)
+{
+    const bool quantised = m->type == LVR_Q4_0 || m->type == LVR_Q8_0;
+    double sum = 0, magnitude = 0;
+    for (uint32_t i = 0; i < m->n_in; i++) {
+        const size_t at = (size_t)row * m->n_in + i;
+        const double x = quantised ? (double)a->d[at / LVR_BLOCK] * a->q[at] : (double)a->x[at];
+        sum += (double)w[i] * x;
+        magnitude += fabs((double)w[i] * x);
+    }
+    *ret_magnitude = magnitude;
+    return sum;
+}
+
+static void check_product_of(lvr_wtype t)
+{
+    enum { N_OUT = 21, N_IN = 320, ROWS = 3, BLOCKS = N_IN / LVR_BLOCK };
+    static float x[ROWS * N_IN], d[ROWS * BLOCKS], w[N_IN], out[ROWS * N_OUT];
+    static int8_t q[ROWS * N_IN];
+    static int32_t qsum[ROWS * BLOCKS];
+    lvr_kernels k;
+    lvr_kernels_init(&k, LVR_CPU_C);
+    const size_t row_bytes = lvr_wtype_row_bytes(t, N_IN);
+    uint8_t *gguf = kt_alloc(row_bytes * N_OUT);
+    kt_fill_weights(t, KW_RANDOM, gguf, row_bytes * N_OUT);
+    kt_buf packed = kt_buf_new(lvr_packed_bytes(t, N_OUT, N_IN), 0);
+    lvr_pack_matrix(t, N_OUT, N_IN, gguf, packed.data);
+    kt_fill(KT_NORMAL, x, ROWS * N_IN);
+    for (int r = 0; r < ROWS; r++)
+        k.quantize_row(x + r * N_IN, N_IN, q + r * N_IN, d + r * BLOCKS, qsum + r * BLOCKS);
+    const lvr_matrix m = {t, N_OUT, N_IN, packed.data};
+    const lvr_acts a = {ROWS, N_IN, x, q, d, qsum};
+    lvr_kernels_matmul(&k, t)(&m, &a, 0, 2, out, N_OUT);
+    for (uint32_t o = 0; o < N_OUT; o++) {
+        lvr_packed_row(&m, o, w);
+        for (uint32_t r = 0; r < ROWS; r++) {
+            double magnitude;
+            const double want = exact_dot(&m, &a, w, r, &magnitude);
+            kt_check(fabs((double)out[r * N_OUT + o] - want) <= 1e-5 * magnitude, "%s output %u: %g, not %g",
+                     lvr_wtype_name(t), o, (double)out[r * N_OUT + o], want);
+        }
+    }
+    free(gguf);
+    kt_buf_free(&packed);
+}
+
+static void check_quantized_values(void)
+{
+    enum { N = 3200 };
+    static float x[N], d[N / LVR_BLOCK];
+    static int8_t q[N];
+    static int32_t qsum[N / LVR_BLOCK];
+    lvr_kernels k;
+    lvr_kernels_init(&k, LVR_CPU_C);
+    kt_fill(KT_NORMAL, x, N);
+    k.quantize_row(x, N, q, d, qsum);
+    for (int i = 0; i < N; i++)
+        kt_check(fabsf(x[i] - d[i / 32] * (float)q[i]) <= 0.501f * d[i / 32], "element %d: %g as %d * %g", i,
+                 (double)x[i], q[i], (double)d[i / 32]);
+    for (int b = 0; b < N / 32; b++) {
+        int sum = 0, most = 0;
+        for (int i = 32 * b; i < 32 * (b + 1); i++) {
+            sum += q[i];
+            most = abs(q[i]) > most ? abs(q[i]) : most;
+        }
+        kt_check(sum == qsum[b] && most == 127, "block %d: sum %d as %d, most %d", b, sum, qsum[b], most);
+    }
+    x[5] = INFINITY;
+    x[40] = NAN;
+    k.quantize_row(x, 64, q, d, qsum);
+    for (int b = 0; b < 2; b++)
+        kt_check(isnan(d[b]) && qsum[b] == 0 && q[32 * b] == 0,
+                 "a block with an infinity or NaN has scale NaN, codes 0");
+    kt_fill(KT_ZERO, x, 32);
+    k.quantize_row(x, 32, q, d, qsum);
+    kt_check(d[0] == 0.0f && q[0] == 0 && qsum[0] == 0, "a block of zeros has scale and codes 0");
+}
+
+/* Uniform scores: attention is the mean of the values. One overwhelming score: it is that value. */
+static void check_attention_means(void)
+{
+    enum { N = 50, DIM = 64 };
+    static float q[DIM], scores[N], out[DIM];
+    static uint16_t keys[N][DIM], values[N][DIM];
+    const uint16_t *k[N], *v[N];
+    lvr_kernels c;
+    lvr_kernels_init(&c, LVR_CPU_C);
+    for (int i = 0; i < N; i++) {
+        k[i] = keys[i];
+        v[i] = values[i];
+        for (int j = 0; j < DIM; j++) {
+            keys[i][j] = 0;
+            values[i][j] = lvr_f32_to_f16((float)i);
+        }
+    }
+    q[0] = 1.0f;
+    c.attention(q, k, v, N, DIM, 1.0f, scores, out);
+    kt_check(fabsf(out[9] - (N - 1) / 2.0f) < 1e-4f, "mean of the values: %g", (double)out[9]);
+    keys[7][0] = lvr_f32_to_f16(1000.0f);
+    c.attention(q, k, v, N, DIM, 1.0f, scores, out);
+    kt_check(out[9] == 7.0f, "the one value: %g", (double)out[9]);
+}
+
+static void check_bench(void)
+{
+    lvr_error err = LVR_ERROR_INIT;
+    double ns = -1;
+    kt_check(lvr_bench_kernels(LVR_Q8_0, 16, 33, 1, 1, LVR_CPU_C, 1, &ns, &err) == LVR_ERR_USAGE && ns < 0,
+             "33 inputs are refused");
+    kt_check(lvr_bench_kernels(LVR_F32, 16, 32, 0, 1, LVR_CPU_C, 1, &ns, &err) == LVR_ERR_USAGE,
+             "no rows are refused");
+    kt_check(lvr_bench_kernels((lvr_wtype)99, 16, 32, 1, 1, LVR_CPU_C, 1, &ns, &err) == LVR_ERR_UNSUPPORTED,
+             "an unknown type is refused");
+    kt_check(lvr_bench_kernels(LVR_F32, 16, 32, 1, 1, LVR_CPU_LEVELS, 1, &ns, NULL) == LVR_ERR_UNSUPPORTED &&
+                 ns < 0,
+             "a level nobody has is refused");
+    const lvr_wtype types[] = {LVR_F32, LVR_F16, LVR_Q4_0, LVR_Q8_0};
+    for (unsigned i = 0; i < 4; i++)
+        kt_check(lvr_bench_kernels(types[i], 37, 96, 3, 2, lvr_cpu_best(), 2, &ns, &err) == LVR_OK && ns >= 0,
+                 "%s", err.msg);
+}
+
+int main(int argc, char **argv)
+{
+    kt_begin(argc, argv, "test_reference");
+    check_exp_accuracy();
+    check_exp_edges();
+    check_f16_round_trip();
+    check_f16_ties();
+#if defined(__x86_64__)
+    check_f16_against_hardware();
+    check_maddubs_saturates();
+#endif
+    check_wtypes();
+    check_levels_named();
+    check_quantized_values();
+    check_attention_means();
+    check_bench();
+    const lvr_wtype types[] = {LVR_F32, LVR_F16, LVR_Q4_0, LVR_Q8_0};
+    for (unsigned i = 0; i < 4; i++) {
+        check_product_of(types[i]);
+        check_packing_of(types[i], 35, 96);
+        check_packing_of(types[i], 16, 32);
+        check_packing_of(types[i], 1, 64);
+    }
+    return kt_end();
+}

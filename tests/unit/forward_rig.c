@@ -1,0 +1,89 @@
+#include "tests/unit/forward_rig.h"
+
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define CHECK(call)                                                                                          \
+    do {                                                                                                     \
+        lvr_error err_ = LVR_ERROR_INIT;                                                                     \
+        lvr_error *err = &err_;                                                                              \
+        cr_assert_eq((call), LVR_OK, "%s: %s", #call, err_.msg);                                             \
+    } while (0)
+
+void model_file_make(struct model_file *file, const struct gguf_tiny *spec)
+{
+    strcpy(file->dir, "/tmp/lvr-forward-XXXXXX");
+    cr_assert(mkdtemp(file->dir), "cannot make a directory");
+    snprintf(file->path, sizeof file->path, "%s/model.gguf", file->dir);
+    setenv("LVR_CACHE_DIR", file->dir, 1);
+    CHECK(gguf_build_tiny(file->path, spec, err));
+}
+
+void model_file_remove(const struct model_file *file)
+{
+    DIR *dir = opendir(file->dir);
+    cr_assert(dir, "cannot open %s", file->dir);
+    for (const struct dirent *e = readdir(dir); e; e = readdir(dir))
+        if (e->d_type == DT_REG)
+            unlinkat(dirfd(dir), e->d_name, 0);
+    closedir(dir);
+    rmdir(file->dir);
+}
+
+lvr_model *rig_model(const struct model_file *file, const bool *resident)
+{
+    lvr_model *model = NULL;
+    CHECK(lvr_model_open(file->path, resident, &model, err));
+    return model;
+}
+
+void rig_open(struct rig *r, lvr_model *model, lvr_cpu_level level, uint32_t threads, uint32_t n_ctx,
+              uint32_t max_rows, uint32_t max_scratch)
+{
+    const lvr_model_shape *s = model->shape;
+    *r = (struct rig){.model = model, .vocab = s->vocab};
+    lvr_kernels_init(&r->kernels, level);
+    CHECK(lvr_pool_new(threads, &r->pool, err));
+    CHECK(lvr_kv_init(&r->kv, s->n_layers, n_ctx, max_scratch, s->n_kv * s->head_dim, err));
+    CHECK(lvr_forward_new(model, &r->kernels, r->pool, &r->kv, max_rows, &r->forward, err));
+}
+
+void rig_close(struct rig *r)
+{
+    lvr_forward_free(r->forward);
+    lvr_kv_free(&r->kv);
+    lvr_pool_free(r->pool);
+}
+
+void rig_pass(struct rig *r, const lvr_fwd_row *rows, uint32_t n, float *out)
+{
+    CHECK(lvr_forward_embed(r->forward, rows, n, err));
+    for (uint32_t l = 0; l < r->model->shape->n_layers; l++)
+        lvr_forward_layer(r->forward, l, NULL);
+    for (uint32_t i = 0; out && i < n; i++)
+        lvr_forward_head(r->forward, i, out + (size_t)i * r->vocab);
+}
+
+void rig_prompt(struct rig *r, const int32_t *tokens, uint32_t n, uint32_t chunk)
+{
+    lvr_fwd_row rows[512];
+    uint32_t slots[512];
+    cr_assert_leq(chunk, 512u);
+    for (uint32_t done = 0; done < n;) {
+        const uint32_t len = n - done < chunk ? n - done : chunk;
+        for (uint32_t i = 0; i < len; i++) {
+            rows[i] = (lvr_fwd_row){.token = tokens[done + i],
+                                    .position = r->kv.n_cached + i,
+                                    .slot = i,
+                                    .parent_slot = (int32_t)i - 1};
+            slots[i] = i;
+        }
+        rig_pass(r, rows, len, NULL);
+        CHECK(lvr_kv_commit(&r->kv, slots, len, err));
+        done += len;
+    }
+}
