@@ -43,7 +43,8 @@ typedef struct lvr_session_config {
     bool unchecked_emulation;  /* tests only: do not compare the preset with the device's own rate */
     bool ignore_eos;
     const lvr_flash_faults *flash_faults; /* tests only: makes reads fail on purpose; NULL: none */
-    /* Set by a signal handler or another thread: the session stops at the next event with LVR_ERR_INTERRUPTED. */
+    /* Set by a signal handler or another thread: the session stops at the next event with
+     * LVR_ERR_INTERRUPTED. */
     atomic_bool *cancel;
 } lvr_session_config;
 

@@ -125,12 +125,16 @@ static lvr_status geometry_from_pack(lvr_session *s, lvr_error *err)
 static lvr_status adopt_geometry(lvr_session *s, const lvr_geometry *wanted, lvr_error *err)
 {
     if (wanted->n_layers != s->geometry.n_layers)
-        return lvr_fail(err, LVR_ERR_CONFIG, "the policy's schedule is for %u layers, %s has %u",
-                        wanted->n_layers, s->target_path, s->geometry.n_layers);
+        return lvr_fail(
+            err, LVR_ERR_CONFIG,
+            "the policy's schedule is for %u layers, %s has %u: it was made for another target; tune one for "
+            "this model",
+            wanted->n_layers, s->target_path, s->geometry.n_layers);
     for (uint32_t l = 0; l < wanted->n_layers; l++)
         if (wanted->layer_bytes[l] != s->geometry.layer_bytes[l])
             return lvr_fail(err, LVR_ERR_CONFIG,
-                            "the policy's schedule expects %" PRIu64 " bytes in layer %u, %s has %" PRIu64,
+                            "the policy's schedule expects %" PRIu64 " bytes in layer %u, %s has %" PRIu64
+                            ": it was made for another target; tune one for this model",
                             wanted->layer_bytes[l], l, s->target_path, s->geometry.layer_bytes[l]);
     s->geometry = *wanted;
     return LVR_OK;
@@ -179,19 +183,21 @@ static lvr_status check_emulation(const lvr_session *s, lvr_error *err)
     const lvr_session_config *c = &s->config;
     const lvr_pack *pack = s->pair.target.pack;
     const lvr_geometry *g = &s->geometry;
-    uint64_t begin = UINT64_MAX, end = 0;
+    uint64_t begin = UINT64_MAX, end = 0, largest = 0;
     for (uint32_t l = 0; l < g->n_layers; l++) {
         if (g->resident[l])
             continue;
         const uint64_t at = lvr_pack_layer_offset(pack, l);
         begin = at < begin ? at : begin;
+        largest = g->layer_bytes[l] > largest ? g->layer_bytes[l] : largest;
         end = at + g->layer_bytes[l] > end ? at + g->layer_bytes[l] : end;
     }
+    const uint64_t request = g->slice_bytes < largest ? g->slice_bytes : largest;
     double warm = 0;
-    lvr_status status = lvr_flash_warm_rate(lvr_pack_path(pack), c->buffered, begin, end - begin,
-                                            g->slice_bytes, c->depth, &warm, err);
+    lvr_status status = lvr_flash_warm_rate(lvr_pack_path(pack), c->buffered, begin, end - begin, request,
+                                            c->depth, &warm, err);
     if (status == LVR_OK)
-        status = lvr_flash_check_emulation(&c->emulated, g->slice_bytes, warm, err);
+        status = lvr_flash_check_emulation(&c->emulated, request, warm, err);
     if (status != LVR_OK)
         lvr_error_prefix(err, "flash emulation \"%s\"", s->emulated_name);
     return status;

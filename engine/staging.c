@@ -297,7 +297,10 @@ uint64_t lvr_staging_unconsumed_bytes(const lvr_staging *st)
 
 lvr_staging_stats lvr_staging_get_stats(const lvr_staging *st)
 {
-    return st->stats;
+    lvr_staging_stats stats = st->stats;
+    if (st->n_in_flight > 0)
+        stats.busy_ns += lvr_now_ns() - st->busy_from_ns;
+    return stats;
 }
 
 void lvr_staging_flash_stats(const lvr_staging *st, lvr_flash_stats *ret)

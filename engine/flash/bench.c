@@ -121,7 +121,8 @@ static lvr_status read_rates(const lvr_flash_config *config, uint64_t offset, ui
                      config->path, bytes, request_bytes);
     if (status == LVR_OK)
         status = stream(&p, offset, bytes / request_bytes, &best, err);
-    for (bool first = true; warm && status == LVR_OK && (first || lvr_now_ns() - t0 < WARM_NS); first = false) {
+    for (bool first = true; warm && status == LVR_OK && (first || lvr_now_ns() - t0 < WARM_NS);
+         first = false) {
         double one = 0;
         status = stream(&p, offset, bytes / request_bytes, &one, err);
         if (first || one > best)

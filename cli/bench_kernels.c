@@ -1,0 +1,226 @@
+/* lever bench kernels: matrix products of one shape by weight type, rows and threads. */
+#include "cli/bench.h"
+#include "cli/cli.h"
+#include "common/json.h"
+#include "common/threads.h"
+#include "engine/kernels/bench.h"
+#include <math.h>
+#include <string.h>
+
+typedef struct kernels_options {
+    const char *types, *rows, *threads;
+    int level;
+    uint32_t n_out, n_in, reps;
+    bool json;
+} kernels_options;
+
+#define FIELD(f) offsetof(kernels_options, f)
+
+static const lvr_param table[] = {
+    {.name = "types",
+     .type = LVR_PARAM_STR,
+     .offset = FIELD(types),
+     .def = NAN,
+     .def_str = "q8_0,q4_0,f16,f32",
+     .help = "weight types, separated by commas"},
+    {.name = "rows",
+     .type = LVR_PARAM_STR,
+     .offset = FIELD(rows),
+     .def = NAN,
+     .def_str = "1,2,4,8,16,32,64",
+     .help = "rows of activations"},
+    {.name = "threads",
+     .short_name = 't',
+     .type = LVR_PARAM_STR,
+     .offset = FIELD(threads),
+     .def = NAN,
+     .def_str = "1",
+     .help = "threads"},
+    {.name = "level",
+     .type = LVR_PARAM_ENUM,
+     .offset = FIELD(level),
+     .min = 0,
+     .max = 2,
+     .def = 0,
+     .choices = LVR_BENCH_LEVEL_CHOICES,
+     .help = "SIMD level"},
+    {.name = "outputs",
+     .type = LVR_PARAM_U32,
+     .offset = FIELD(n_out),
+     .min = 1,
+     .max = 1 << 20,
+     .def = 2048,
+     .help = "outputs of the matrix"},
+    {.name = "inputs",
+     .type = LVR_PARAM_U32,
+     .offset = FIELD(n_in),
+     .min = 32,
+     .max = 1 << 20,
+     .def = 2048,
+     .help = "inputs of the matrix, a multiple of 32"},
+    {.name = "reps",
+     .type = LVR_PARAM_U32,
+     .offset = FIELD(reps),
+     .min = 1,
+     .max = 100000,
+     .def = 20,
+     .help = "runs of each, the fastest counts"},
+    {.name = "json",
+     .type = LVR_PARAM_BOOL,
+     .offset = FIELD(json),
+     .max = 1,
+     .help = "JSON on standard output"},
+};
+
+#define N_PARAMS (sizeof table / sizeof *table)
+
+/* What is measured, once the options are understood. */
+typedef struct plan {
+    lvr_wtype types[4];
+    uint32_t n_types;
+    lvr_bench_list rows, threads;
+    lvr_cpu_level level;
+    const kernels_options *options;
+} plan;
+
+static const struct {
+    const char *name;
+    lvr_wtype type;
+} known_types[] = {{"q8_0", LVR_Q8_0}, {"q4_0", LVR_Q4_0}, {"f16", LVR_F16}, {"f32", LVR_F32}};
+
+#define N_TYPES (sizeof known_types / sizeof *known_types)
+
+static lvr_status parse_types(const char *text, plan *p, lvr_error *err)
+{
+    for (const char *at = text;; at++) {
+        const size_t n = strcspn(at, ",");
+        size_t i = 0;
+        while (i < N_TYPES && !(strlen(known_types[i].name) == n && strncmp(at, known_types[i].name, n) == 0))
+            i++;
+        if (i == N_TYPES || p->n_types == N_TYPES)
+            return lvr_fail(
+                err, LVR_ERR_USAGE,
+                "--types: expected at most four of q8_0, q4_0, f16, f32 separated by commas, found '%s'",
+                text);
+        p->types[p->n_types++] = known_types[i].type;
+        at += n;
+        if (*at == '\0')
+            return LVR_OK;
+    }
+}
+
+static lvr_status make_plan(const kernels_options *o, plan *ret, lvr_error *err)
+{
+    plan p = {.options = o};
+    lvr_status status = parse_types(o->types, &p, err);
+    if (status == LVR_OK)
+        status = lvr_bench_parse_list("rows", o->rows, 4096, &p.rows, err);
+    if (status == LVR_OK)
+        status = lvr_bench_parse_list("threads", o->threads, LVR_POOL_MAX_THREADS, &p.threads, err);
+    if (status == LVR_OK)
+        status = lvr_bench_level(o->level, &p.level, err);
+    if (status == LVR_OK && o->n_in % LVR_BLOCK != 0)
+        status =
+            lvr_fail(err, LVR_ERR_USAGE, "--inputs: expected a multiple of %u, found %u", LVR_BLOCK, o->n_in);
+    if (status == LVR_OK)
+        *ret = p;
+    return status;
+}
+
+typedef struct report {
+    lvr_buf *out;
+    lvr_json *json; /* NULL: text */
+} report;
+
+static void report_begin(const report *r, const plan *p)
+{
+    if (!r->json) {
+        lvr_buf_printf(r->out, "matrix %u x %u, level %s\n%-8s%8s%9s%14s%12s%12s\n", p->options->n_out,
+                       p->options->n_in, lvr_cpu_level_name(p->level), "type", "rows", "threads", "ns",
+                       "Gop/s", "GB/s");
+        return;
+    }
+    lvr_json_object(r->json, NULL);
+    lvr_json_u64(r->json, "outputs", p->options->n_out);
+    lvr_json_u64(r->json, "inputs", p->options->n_in);
+    lvr_json_array(r->json, "results");
+}
+
+static void report_one(const report *r, const plan *p, lvr_wtype type, uint32_t rows, uint32_t threads,
+                       double ns)
+{
+    const kernels_options *o = p->options;
+    const double gops = 2.0 * o->n_out * o->n_in * rows / ns;
+    const double gbytes_per_s = (double)lvr_packed_bytes(type, o->n_out, o->n_in) / ns;
+    if (!r->json) {
+        lvr_buf_printf(r->out, "%-8s%8u%9u%14.0f%12.2f%12.2f\n", lvr_wtype_name(type), rows, threads, ns,
+                       gops, gbytes_per_s);
+        return;
+    }
+    lvr_json_object(r->json, NULL);
+    lvr_json_str(r->json, "family", "matmul");
+    lvr_json_str(r->json, "type", lvr_wtype_name(type));
+    lvr_json_str(r->json, "unit", "cpu");
+    lvr_json_str(r->json, "level", lvr_cpu_level_name(p->level));
+    lvr_json_u64(r->json, "rows", rows);
+    lvr_json_u64(r->json, "threads", threads);
+    lvr_json_double(r->json, "ns", ns);
+    lvr_json_double(r->json, "gops", gops);
+    lvr_json_double(r->json, "gbytes_per_s", gbytes_per_s);
+    lvr_json_end_object(r->json);
+}
+
+static void report_end(const report *r)
+{
+    if (!r->json)
+        return;
+    lvr_json_end_array(r->json);
+    lvr_json_end_object(r->json);
+    lvr_buf_puts(r->out, "\n");
+}
+
+static lvr_status measure_type(const plan *p, lvr_wtype type, const report *r, lvr_error *err)
+{
+    const kernels_options *o = p->options;
+    for (uint32_t t = 0; t < p->threads.n; t++)
+        for (uint32_t i = 0; i < p->rows.n; i++) {
+            const uint32_t rows = p->rows.values[i], threads = p->threads.values[t];
+            double ns;
+            lvr_status status = lvr_bench_check_cancel(err);
+            if (status == LVR_OK)
+                status =
+                    lvr_bench_kernels(type, o->n_out, o->n_in, rows, threads, p->level, o->reps, &ns, err);
+            if (status != LVR_OK)
+                return status;
+            report_one(r, p, type, rows, threads, ns);
+        }
+    return LVR_OK;
+}
+
+lvr_status lvr_bench_kernels_cmd(int argc, char *const *argv, lvr_error *err)
+{
+    kernels_options o;
+    bool help = false;
+    lvr_params_default(table, N_PARAMS, &o);
+    lvr_status status = lvr_options_parse(table, N_PARAMS, &o, argc, argv, &help, err);
+    if (status != LVR_OK)
+        return status;
+    if (help)
+        return lvr_bench_print_help("usage: lever bench kernels [options]\n\n", table, N_PARAMS, err);
+    plan p;
+    status = make_plan(&o, &p, err);
+    if (status != LVR_OK)
+        return status;
+    lvr_buf out = LVR_BUF_INIT;
+    lvr_json json;
+    lvr_json_init(&json, &out, true);
+    const report r = {.out = &out, .json = o.json ? &json : NULL};
+    report_begin(&r, &p);
+    for (uint32_t i = 0; i < p.n_types && status == LVR_OK; i++)
+        status = measure_type(&p, p.types[i], &r, err);
+    report_end(&r);
+    if (status == LVR_OK)
+        return lvr_bench_print(&out, err);
+    lvr_buf_free(&out);
+    return status;
+}

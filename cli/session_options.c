@@ -1,0 +1,438 @@
+#include "cli/session_options.h"
+
+#include "cli/cli.h"
+#include "common/fs.h"
+#include "common/log.h"
+#include "costmodel/core/device_preset.h"
+#include "costmodel/fit/fit.h"
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MAX_PROMPT_BYTES (16u << 20)
+
+const char *const lvr_choices_io[] = {"serial", "pipelined", NULL};
+const char *const lvr_choices_flash_engine[] = {"auto", "uring", "pread", NULL};
+const char *const lvr_choices_cpu_level[] = {"auto", "c", "avx2", NULL};
+
+typedef struct resolver {
+    const lvr_session_options *o;
+    const lvr_command_line *line;
+    lvr_session_setup *setup;
+    lvr_error *err;
+} resolver;
+
+static bool given(const resolver *r, const char *option)
+{
+    for (size_t i = 0; i < r->line->n; i++)
+        if (strcmp(r->line->table[i].name, option) == 0)
+            return lvr_option_given(r->line->argc, r->line->argv, &r->line->table[i]);
+    return false;
+}
+
+/* ---- policy ---- */
+
+static bool is_path(const char *policy)
+{
+    const size_t n = strlen(policy);
+    return strchr(policy, '/') || (n > 5 && strcmp(policy + n - 5, ".yaml") == 0) ||
+           access(policy, F_OK) == 0;
+}
+
+static lvr_status load_policy(resolver *r)
+{
+    lvr_session_setup *s = r->setup;
+    s->from_file = is_path(r->o->policy);
+    if (s->from_file)
+        return lvr_policy_file_load(r->o->policy, &s->file, r->err);
+    return lvr_policy_init(&s->file.policy, r->o->policy, r->err);
+}
+
+static lvr_status set_parameter(resolver *r, const char *item)
+{
+    char key[64];
+    const char *equals = strchr(item, '=');
+    if (!equals || equals == item || (size_t)(equals - item) >= sizeof key)
+        return lvr_fail(r->err, LVR_ERR_USAGE, "--set: expected key=value, found \"%.64s\"", item);
+    snprintf(key, sizeof key, "%.*s", (int)(equals - item), item);
+    return lvr_policy_set(&r->setup->file.policy, "--set", key, equals + 1, r->err);
+}
+
+static lvr_status load_cost(resolver *r)
+{
+    lvr_cost_model *model = calloc(1, sizeof *model);
+    if (!model)
+        return lvr_fail(r->err, LVR_ERR_NOMEM, "out of memory for a cost model");
+    const lvr_status status = lvr_cost_model_load(r->o->cost, model, r->err);
+    if (status == LVR_OK) {
+        lvr_policy *policy = &r->setup->file.policy;
+        policy->has_cost = true;
+        policy->cost = model->table;
+        policy->calibration = model->calibration;
+        memcpy(r->setup->cost_target_sha256, model->target_sha256, sizeof model->target_sha256);
+        memcpy(r->setup->cost_draft_sha256, model->draft_sha256, sizeof model->draft_sha256);
+    }
+    free(model);
+    return status;
+}
+
+/* A policy file is run unchanged: what would change it needs --what-if. */
+static lvr_status contradiction(resolver *r, const char *option, const char *mine, const char *file)
+{
+    if (r->o->what_if) {
+        lvr_log(LVR_LOG_WARN, "--what-if: --%s %s instead of the policy file's %s", option, mine, file);
+        r->setup->what_if = true;
+        return LVR_OK;
+    }
+    return lvr_fail(r->err, LVR_ERR_CONFIG,
+                    "--%s %s contradicts %s, which says %s; leave the option out, or add --what-if to try "
+                    "(the result is marked)",
+                    option, mine, r->o->policy, file);
+}
+
+static lvr_status change_policy(resolver *r)
+{
+    if (r->setup->from_file && (r->o->set.n > 0 || r->o->cost)) {
+        const lvr_status status = contradiction(r, r->o->cost ? "cost" : "set",
+                                                r->o->cost ? r->o->cost : r->o->set.items[0], "own");
+        if (status != LVR_OK)
+            return status;
+    }
+    if (r->o->cost) {
+        const lvr_status status = load_cost(r);
+        if (status != LVR_OK)
+            return status;
+    }
+    for (size_t i = 0; i < r->o->set.n; i++) {
+        const lvr_status status = set_parameter(r, r->o->set.items[i]);
+        if (status != LVR_OK)
+            return status;
+    }
+    return LVR_OK;
+}
+
+/* ---- conditions ---- */
+
+static uint32_t count_cpus(void)
+{
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) != 0)
+        return 1;
+    const int n = CPU_COUNT(&set);
+    return n < 1 ? 1 : n > 64 ? 64 : (uint32_t)n;
+}
+
+static lvr_cpu_level level_of(const lvr_session_options *o)
+{
+    return o->cpu_level == 0 ? lvr_cpu_best() : (lvr_cpu_level)(o->cpu_level - 1);
+}
+
+/* All rates alike, so that the ratios between sizes and depths stay as they are. */
+static lvr_flash_params scaled(lvr_flash_params p, double scale)
+{
+    p.t0_ns = (uint64_t)((double)p.t0_ns / scale);
+    p.lane_bytes_per_s = (uint64_t)((double)p.lane_bytes_per_s * scale);
+    p.max_bytes_per_s = (uint64_t)((double)p.max_bytes_per_s * scale);
+    return p;
+}
+
+static lvr_status load_emulation(resolver *r, lvr_run_conditions *c)
+{
+    lvr_device_preset preset;
+    c->emulate_scale = r->o->emulate_scale;
+    if (!r->o->emulate_flash) {
+        if (given(r, "emulate-scale"))
+            return lvr_fail(r->err, LVR_ERR_USAGE,
+                            "--emulate-scale scales an emulated device; give --emulate-flash too");
+        return LVR_OK;
+    }
+    const lvr_status status = lvr_device_load(r->o->emulate_flash, &preset, r->err);
+    if (status != LVR_OK)
+        return status;
+    if (!preset.has_flash)
+        return lvr_fail(r->err, LVR_ERR_CONFIG, "%s describes no flash device that could be emulated",
+                        r->o->emulate_flash);
+    snprintf(c->emulated, sizeof c->emulated, "%s", preset.name);
+    c->emulated_flash = scaled(preset.flash, r->o->emulate_scale);
+    return LVR_OK;
+}
+
+static lvr_status conditions_of_options(resolver *r, lvr_run_conditions *ret)
+{
+    const lvr_session_options *o = r->o;
+    *ret = (lvr_run_conditions){
+        .threads = o->threads ? o->threads : count_cpus(),
+        .depth = o->depth,
+        .n_ctx = o->context,
+        .prefill_chunk = o->prefill_chunk,
+        .max_rows = LVR_MAX_VERIFY_NODES,
+        .temperature = o->temperature,
+        .top_p = o->top_p,
+        .top_k = o->top_k,
+        .seed = o->seed,
+        .ignore_eos = o->ignore_eos,
+        .n_predict = o->tokens,
+    };
+    snprintf(ret->cpu_level, sizeof ret->cpu_level, "%s", lvr_cpu_level_name(level_of(o)));
+    return load_emulation(r, ret);
+}
+
+typedef struct number_check {
+    const char *option;
+    double mine, file;
+} number_check;
+
+/* Conditions that times or texts depend on. What a single run is asked for (seed, tokens, end of text) may
+ * differ freely. */
+static lvr_status compare_conditions(resolver *r, const lvr_run_conditions *mine,
+                                     const lvr_run_conditions *file)
+{
+    const lvr_geometry *g = &r->setup->file.geometry;
+    const number_check checks[] = {
+        {"threads", mine->threads, file->threads},
+        {"depth", mine->depth, file->depth},
+        {"context", mine->n_ctx, file->n_ctx},
+        {"prefill-chunk", mine->prefill_chunk, file->prefill_chunk},
+        {"temperature", mine->temperature, file->temperature},
+        {"top-k", mine->top_k, file->top_k},
+        {"top-p", mine->top_p, file->top_p},
+        {"emulate-scale", mine->emulate_scale, file->emulate_scale},
+        {"ring", r->o->ring, g->ring_slots},
+        {"slice", (double)r->o->slice, (double)g->slice_bytes},
+        {"io", r->o->io, g->io_mode},
+    };
+    for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++) {
+        char a[32], b[32];
+        if (!given(r, checks[i].option) || checks[i].mine == checks[i].file)
+            continue;
+        snprintf(a, sizeof a, "%g", checks[i].mine);
+        snprintf(b, sizeof b, "%g", checks[i].file);
+        const lvr_status status = contradiction(r, checks[i].option, a, b);
+        if (status != LVR_OK)
+            return status;
+    }
+    if (given(r, "emulate-flash") && strcmp(mine->emulated, file->emulated) != 0)
+        return contradiction(r, "emulate-flash", mine->emulated,
+                             file->emulated[0] ? file->emulated : "no emulation");
+    if (given(r, "cpu-level") && strcmp(mine->cpu_level, file->cpu_level) != 0)
+        return contradiction(r, "cpu-level", mine->cpu_level, file->cpu_level);
+    return LVR_OK;
+}
+
+/* The file's conditions, where the command line (under --what-if, or by saying the same) does not speak. */
+static void merge_conditions(const resolver *r, const lvr_run_conditions *file, lvr_run_conditions *c)
+{
+    const lvr_run_conditions mine = *c;
+    *c = *file;
+    c->seed = given(r, "seed") ? mine.seed : file->seed;
+    c->n_predict = given(r, "tokens") ? mine.n_predict : file->n_predict;
+    c->ignore_eos = given(r, "ignore-eos") ? mine.ignore_eos : file->ignore_eos;
+    c->threads = given(r, "threads") ? mine.threads : file->threads;
+    c->depth = given(r, "depth") ? mine.depth : file->depth;
+    c->n_ctx = given(r, "context") ? mine.n_ctx : file->n_ctx;
+    c->prefill_chunk = given(r, "prefill-chunk") ? mine.prefill_chunk : file->prefill_chunk;
+    c->temperature = given(r, "temperature") ? mine.temperature : file->temperature;
+    c->top_k = given(r, "top-k") ? mine.top_k : file->top_k;
+    c->top_p = given(r, "top-p") ? mine.top_p : file->top_p;
+    if (given(r, "cpu-level"))
+        memcpy(c->cpu_level, mine.cpu_level, sizeof c->cpu_level);
+    if (given(r, "emulate-flash")) {
+        memcpy(c->emulated, mine.emulated, sizeof c->emulated);
+        c->emulated_flash = mine.emulated_flash;
+        c->emulate_scale = mine.emulate_scale;
+    }
+}
+
+/* ---- schedule ---- */
+
+static void schedule_of_options(const resolver *r, lvr_session_config *c)
+{
+    c->io_mode = (lvr_io_mode)r->o->io;
+    c->slice_bytes = r->o->slice;
+    c->ring_slots = r->o->ring;
+    c->has_budget = given(r, "dram-budget");
+    c->dram_budget_bytes = r->o->dram_budget;
+    c->resident_fraction = r->o->resident;
+}
+
+/* Which layers stay in DRAM is part of the file; asked for again, they can only be compared once the model is
+ * open. */
+static lvr_status schedule_of_file(resolver *r, lvr_session_config *c)
+{
+    const lvr_geometry *g = &r->setup->file.geometry;
+    const bool placement = given(r, "dram-budget") || given(r, "resident");
+    if (placement) {
+        const lvr_status status = contradiction(r, given(r, "resident") ? "resident" : "dram-budget",
+                                                "(other placement)", "which layers are resident");
+        if (status != LVR_OK)
+            return status;
+    }
+    uint32_t n_resident = 0;
+    for (uint32_t l = 0; l < g->n_layers; l++)
+        n_resident += g->resident[l];
+    if (!placement)
+        c->resident_fraction = g->n_layers ? (double)n_resident / g->n_layers : 1;
+    c->io_mode = given(r, "io") ? (lvr_io_mode)r->o->io : g->io_mode;
+    c->ring_slots = given(r, "ring") ? r->o->ring : g->ring_slots;
+    c->slice_bytes = given(r, "slice") ? r->o->slice : g->slice_bytes;
+    /* Under --what-if the model may be another one, whose layers the file does not know. */
+    c->geometry = r->o->what_if ? NULL : g;
+    return LVR_OK;
+}
+
+/* ---- all together ---- */
+
+static lvr_status fill_config(resolver *r, const lvr_run_conditions *c)
+{
+    const lvr_session_options *o = r->o;
+    lvr_session_config *config = &r->setup->config;
+    config->target_path = o->target;
+    config->draft_path = o->draft;
+    config->policy = &r->setup->file.policy;
+    config->n_ctx = c->n_ctx;
+    config->threads = c->threads;
+    config->depth = c->depth;
+    config->sampling =
+        (lvr_sampling){.temperature = c->temperature, .top_k = c->top_k, .top_p = c->top_p, .seed = c->seed};
+    config->prefill_chunk = c->prefill_chunk;
+    config->max_rows = c->max_rows;
+    config->flash_engine = (lvr_flash_engine)o->flash_engine;
+    config->buffered = o->buffered;
+    config->ignore_eos = c->ignore_eos;
+    config->cancel = &lvr_cli_cancel;
+    config->emulate = c->emulated[0] != '\0';
+    config->emulated = c->emulated_flash;
+    config->emulated_scale = c->emulate_scale;
+    snprintf(r->setup->emulated_name, sizeof r->setup->emulated_name, "%s", c->emulated);
+    config->emulated_name = r->setup->emulated_name;
+    r->setup->n_predict = c->n_predict;
+    if (!lvr_cpu_level_parse(c->cpu_level, &config->cpu_level))
+        return lvr_fail(r->err, LVR_ERR_CONFIG, "%s: this build does not know the CPU level \"%s\"",
+                        o->policy, c->cpu_level);
+    return LVR_OK;
+}
+
+static lvr_status check_options(resolver *r)
+{
+    if (!r->o->target)
+        return lvr_fail(r->err, LVR_ERR_USAGE,
+                        "no target model; give one with --target FILE (a GGUF or a pack)");
+    if (given(r, "dram-budget") && given(r, "resident"))
+        return lvr_fail(r->err, LVR_ERR_USAGE,
+                        "--dram-budget and --resident both say what stays in DRAM; give one of them");
+    return LVR_OK;
+}
+
+lvr_status lvr_session_options_resolve(const lvr_session_options *o, const lvr_command_line *line,
+                                       lvr_session_setup *ret, lvr_error *err)
+{
+    resolver r = {.o = o, .line = line, .setup = ret, .err = err};
+    lvr_run_conditions c;
+    *ret = (lvr_session_setup){0};
+    lvr_session_config_init(&ret->config);
+    lvr_status status = check_options(&r);
+    if (status == LVR_OK)
+        status = load_policy(&r);
+    if (status == LVR_OK)
+        status = change_policy(&r);
+    if (status == LVR_OK)
+        status = conditions_of_options(&r, &c);
+    if (status != LVR_OK)
+        return status;
+    if (ret->from_file) {
+        status = compare_conditions(&r, &c, &ret->file.conditions);
+        merge_conditions(&r, &ret->file.conditions, &c);
+        if (status == LVR_OK)
+            status = schedule_of_file(&r, &ret->config);
+    } else {
+        schedule_of_options(&r, &ret->config);
+    }
+    return status == LVR_OK ? fill_config(&r, &c) : status;
+}
+
+/* ---- identities ---- */
+
+static lvr_status check_identity(lvr_session_setup *s, const lvr_session_options *o, const char *file,
+                                 const char *what, const char *expected, const char *found, lvr_error *err)
+{
+    if (!expected[0] || strcmp(expected, found) == 0)
+        return LVR_OK;
+    if (!o->what_if)
+        return lvr_fail(err, LVR_ERR_CONFIG,
+                        "%s was made for another %s: expected sha256 %.12s..., found %.12s...; use the one "
+                        "it was made for, or "
+                        "add --what-if to try (the result is marked)",
+                        file, what, expected, found[0] ? found : "none");
+    lvr_log(LVR_LOG_WARN, "--what-if: %s was made for another %s (sha256 %.12s..., here %.12s...)", file,
+            what, expected, found[0] ? found : "none");
+    s->what_if = true;
+    return LVR_OK;
+}
+
+static lvr_status check_identities(lvr_session_setup *s, const lvr_session_options *o,
+                                   const lvr_session *session, lvr_error *err)
+{
+    lvr_policy_file here;
+    lvr_session_describe(session, 0, &here);
+    const struct {
+        const char *file, *what, *expected, *found;
+    } checks[] = {
+        {o->policy, "target model", s->file.target_sha256, here.target_sha256},
+        {o->policy, "draft model", s->file.draft_sha256, here.draft_sha256},
+        {o->policy, "device", s->file.device_sha256, here.device_sha256},
+        {o->cost, "target model", s->cost_target_sha256, here.target_sha256},
+        {o->cost, "draft model", here.draft_sha256[0] ? s->cost_draft_sha256 : "", here.draft_sha256},
+    };
+    for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++) {
+        const lvr_status status =
+            check_identity(s, o, checks[i].file, checks[i].what, checks[i].expected, checks[i].found, err);
+        if (status != LVR_OK)
+            return status;
+    }
+    return LVR_OK;
+}
+
+lvr_status lvr_session_setup_open(lvr_session_setup *setup, const lvr_session_options *o, lvr_session **ret,
+                                  lvr_error *err)
+{
+    lvr_session *session = NULL;
+    lvr_status status = lvr_session_new(&setup->config, &session, err);
+    if (status != LVR_OK)
+        return status;
+    status = check_identities(setup, o, session, err);
+    if (status != LVR_OK) {
+        lvr_session_free(session);
+        return status;
+    }
+    *ret = session;
+    return LVR_OK;
+}
+
+/* ---- prompts ---- */
+
+static lvr_status prompt_from_file(const char *path, lvr_prompts *ret, lvr_error *err)
+{
+    lvr_buf text = LVR_BUF_INIT;
+    lvr_status status = lvr_read_file(path, MAX_PROMPT_BYTES, &text, err);
+    if (status == LVR_OK)
+        status = lvr_prompts_one(text.data, text.len, ret, err);
+    lvr_buf_free(&text);
+    return status;
+}
+
+lvr_status lvr_session_options_prompts(const lvr_session_options *o, lvr_prompts *ret, lvr_error *err)
+{
+    const int n = (o->prompt != NULL) + (o->file != NULL) + (o->prompts != NULL);
+    if (n != 1)
+        return lvr_fail(err, LVR_ERR_USAGE, "%s; give one of --prompt TEXT, --file FILE and --prompts FILE",
+                        n == 0 ? "no prompt" : "more than one prompt");
+    if ((o->split || o->domain) && !o->prompts)
+        return lvr_fail(err, LVR_ERR_USAGE,
+                        "--split and --domain choose among the prompts of a file; give --prompts FILE");
+    if (o->prompts)
+        return lvr_prompts_load(o->prompts, o->split, o->domain, ret, err);
+    return o->file ? prompt_from_file(o->file, ret, err)
+                   : lvr_prompts_one(o->prompt, strlen(o->prompt), ret, err);
+}

@@ -1,0 +1,268 @@
+/* Options that run and record share, and how they, a policy file and a cost model make one session. */
+#ifndef LVR_CLI_SESSION_OPTIONS_H
+#define LVR_CLI_SESSION_OPTIONS_H
+
+#include "cli/prompts.h"
+#include "common/param.h"
+#include "costmodel/core/policy_file.h"
+#include "engine/decode.h"
+#include <math.h>
+
+typedef struct lvr_session_options {
+    const char *target, *draft, *policy, *cost, *emulate_flash;
+    lvr_strlist set;
+    double emulate_scale, resident, temperature, top_p;
+    uint64_t dram_budget, seed, slice;
+    uint32_t context, threads, tokens, top_k, ring, depth, prefill_chunk;
+    const char *prompt, *file, *prompts, *split, *domain;
+    int io, flash_engine, cpu_level;
+    bool buffered, ignore_eos, what_if;
+} lvr_session_options;
+
+extern const char *const lvr_choices_io[], *const lvr_choices_flash_engine[], *const lvr_choices_cpu_level[];
+
+/* Rows for the option table of a command whose options begin with a lvr_session_options. */
+#define LVR_SESSION_OPTION_ROWS                                                                              \
+    {.name = "target",                                                                                       \
+     .short_name = 'm',                                                                                      \
+     .type = LVR_PARAM_STR,                                                                                  \
+     .offset = offsetof(lvr_session_options, target),                                                        \
+     .def = NAN,                                                                                             \
+     .help = "target model: a GGUF or a pack"},                                                              \
+        {.name = "draft",                                                                                    \
+         .alias = "md",                                                                                      \
+         .type = LVR_PARAM_STR,                                                                              \
+         .offset = offsetof(lvr_session_options, draft),                                                     \
+         .def = NAN,                                                                                         \
+         .help = "draft model: a GGUF or a pack; stays in DRAM"},                                            \
+        {.name = "policy",                                                                                   \
+         .type = LVR_PARAM_STR,                                                                              \
+         .offset = offsetof(lvr_session_options, policy),                                                    \
+         .def = NAN,                                                                                         \
+         .def_str = "ar",                                                                                    \
+         .help = "name of a policy, or a policy file (written by lever tune), which is run unchanged"},      \
+        {.name = "set",                                                                                      \
+         .type = LVR_PARAM_STR,                                                                              \
+         .offset = offsetof(lvr_session_options, set),                                                       \
+         .def = NAN,                                                                                         \
+         .multi = true,                                                                                      \
+         .help = "key=value: a parameter of the policy; may repeat"},                                        \
+        {.name = "cost",                                                                                     \
+         .type = LVR_PARAM_STR,                                                                              \
+         .offset = offsetof(lvr_session_options, cost),                                                      \
+         .def = NAN,                                                                                         \
+         .help = "cost model (written by lever fit) that the policy prices its trees with"},                 \
+        {.name = "emulate-flash",                                                                            \
+         .type = LVR_PARAM_STR,                                                                              \
+         .offset = offsetof(lvr_session_options, emulate_flash),                                             \
+         .def = NAN,                                                                                         \
+         .help = "preset or file of a slower flash device to emulate"},                                      \
+        {.name = "emulate-scale",                                                                            \
+         .type = LVR_PARAM_DOUBLE,                                                                           \
+         .offset = offsetof(lvr_session_options, emulate_scale),                                             \
+         .min = 1e-6,                                                                                        \
+         .max = 1,                                                                                           \
+         .def = 1,                                                                                           \
+         .unit = "1",                                                                                        \
+         .help = "slow the emulated device down, all its rates alike"},                                      \
+        {.name = "dram-budget",                                                                              \
+         .type = LVR_PARAM_SIZE,                                                                             \
+         .offset = offsetof(lvr_session_options, dram_budget),                                               \
+         .min = 0,                                                                                           \
+         .max = 1e18,                                                                                        \
+         .def = 0,                                                                                           \
+         .unit = "bytes",                                                                                    \
+         .help = "DRAM for everything; as many layers stay resident as fit"},                                \
+        {.name = "resident",                                                                                 \
+         .type = LVR_PARAM_DOUBLE,                                                                           \
+         .offset = offsetof(lvr_session_options, resident),                                                  \
+         .min = 0,                                                                                           \
+         .max = 1,                                                                                           \
+         .def = 1,                                                                                           \
+         .unit = "1",                                                                                        \
+         .help = "fraction of the target's layers that stays in DRAM"},                                      \
+        {.name = "context",                                                                                  \
+         .short_name = 'c',                                                                                  \
+         .type = LVR_PARAM_U32,                                                                              \
+         .offset = offsetof(lvr_session_options, context),                                                   \
+         .min = 0,                                                                                           \
+         .max = 1 << 24,                                                                                     \
+         .def = 0,                                                                                           \
+         .unit = "tokens",                                                                                   \
+         .help = "positions of the KV cache; 0: as trained"},                                                \
+        {.name = "threads",                                                                                  \
+         .short_name = 't',                                                                                  \
+         .type = LVR_PARAM_U32,                                                                              \
+         .offset = offsetof(lvr_session_options, threads),                                                   \
+         .min = 0,                                                                                           \
+         .max = 64,                                                                                          \
+         .def = 0,                                                                                           \
+         .help = "threads that compute; 0: one per CPU"},                                                    \
+        {.name = "seed",                                                                                     \
+         .type = LVR_PARAM_U64,                                                                              \
+         .offset = offsetof(lvr_session_options, seed),                                                      \
+         .min = 0,                                                                                           \
+         .max = 9e15,                                                                                        \
+         .def = 0,                                                                                           \
+         .help = "seed of sampling"},                                                                        \
+        {.name = "prompt",                                                                                   \
+         .short_name = 'p',                                                                                  \
+         .type = LVR_PARAM_STR,                                                                              \
+         .offset = offsetof(lvr_session_options, prompt),                                                    \
+         .def = NAN,                                                                                         \
+         .help = "the prompt"},                                                                              \
+        {.name = "file",                                                                                     \
+         .short_name = 'f',                                                                                  \
+         .type = LVR_PARAM_STR,                                                                              \
+         .offset = offsetof(lvr_session_options, file),                                                      \
+         .def = NAN,                                                                                         \
+         .help = "file whose text is the prompt"},                                                           \
+        {.name = "prompts",                                                                                  \
+         .type = LVR_PARAM_STR,                                                                              \
+         .offset = offsetof(lvr_session_options, prompts),                                                   \
+         .def = NAN,                                                                                         \
+         .help = "YAML or JSONL file of prompts {id, domain, split, text}"},                                 \
+        {.name = "split",                                                                                    \
+         .type = LVR_PARAM_STR,                                                                              \
+         .offset = offsetof(lvr_session_options, split),                                                     \
+         .def = NAN,                                                                                         \
+         .help = "only prompts of this split: tune or held-out"},                                            \
+        {.name = "domain",                                                                                   \
+         .type = LVR_PARAM_STR,                                                                              \
+         .offset = offsetof(lvr_session_options, domain),                                                    \
+         .def = NAN,                                                                                         \
+         .help = "only prompts of this domain"},                                                             \
+        {.name = "tokens",                                                                                   \
+         .short_name = 'n',                                                                                  \
+         .type = LVR_PARAM_U32,                                                                              \
+         .offset = offsetof(lvr_session_options, tokens),                                                    \
+         .min = 1,                                                                                           \
+         .max = 1 << 24,                                                                                     \
+         .def = 128,                                                                                         \
+         .unit = "tokens",                                                                                   \
+         .help = "tokens to generate per prompt"},                                                           \
+        {.name = "temperature",                                                                              \
+         .type = LVR_PARAM_DOUBLE,                                                                           \
+         .offset = offsetof(lvr_session_options, temperature),                                               \
+         .min = 0,                                                                                           \
+         .max = 100,                                                                                         \
+         .def = 0,                                                                                           \
+         .unit = "1",                                                                                        \
+         .help = "0: greedy"},                                                                               \
+        {.name = "top-k",                                                                                    \
+         .type = LVR_PARAM_U32,                                                                              \
+         .offset = offsetof(lvr_session_options, top_k),                                                     \
+         .min = 0,                                                                                           \
+         .max = 1 << 24,                                                                                     \
+         .def = 0,                                                                                           \
+         .help = "sample from the k likeliest tokens; 0: all"},                                              \
+        {.name = "top-p",                                                                                    \
+         .type = LVR_PARAM_DOUBLE,                                                                           \
+         .offset = offsetof(lvr_session_options, top_p),                                                     \
+         .min = 0,                                                                                           \
+         .max = 1,                                                                                           \
+         .def = 1,                                                                                           \
+         .unit = "1",                                                                                        \
+         .help = "sample from the likeliest tokens of this mass"},                                           \
+        {.name = "io",                                                                                       \
+         .type = LVR_PARAM_ENUM,                                                                             \
+         .offset = offsetof(lvr_session_options, io),                                                        \
+         .min = 0,                                                                                           \
+         .max = 1,                                                                                           \
+         .def = 1,                                                                                           \
+         .choices = lvr_choices_io,                                                                          \
+         .help = "read then compute, or read ahead"},                                                        \
+        {.name = "ring",                                                                                     \
+         .type = LVR_PARAM_U32,                                                                              \
+         .offset = offsetof(lvr_session_options, ring),                                                      \
+         .min = 1,                                                                                           \
+         .max = LVR_MAX_RING_SLOTS,                                                                          \
+         .def = 2,                                                                                           \
+         .unit = "layers",                                                                                   \
+         .help = "layers staged at once"},                                                                   \
+        {.name = "slice",                                                                                    \
+         .type = LVR_PARAM_SIZE,                                                                             \
+         .offset = offsetof(lvr_session_options, slice),                                                     \
+         .min = 4096,                                                                                        \
+         .max = 16 << 20,                                                                                    \
+         .def = 4 << 20,                                                                                     \
+         .unit = "bytes",                                                                                    \
+         .help = "size of a read, a multiple of 4096"},                                                      \
+        {.name = "depth",                                                                                    \
+         .type = LVR_PARAM_U32,                                                                              \
+         .offset = offsetof(lvr_session_options, depth),                                                     \
+         .min = 1,                                                                                           \
+         .max = LVR_FLASH_MAX_DEPTH,                                                                         \
+         .def = 4,                                                                                           \
+         .help = "reads in flight"},                                                                         \
+        {.name = "flash-engine",                                                                             \
+         .type = LVR_PARAM_ENUM,                                                                             \
+         .offset = offsetof(lvr_session_options, flash_engine),                                              \
+         .min = 0,                                                                                           \
+         .max = 2,                                                                                           \
+         .def = 0,                                                                                           \
+         .choices = lvr_choices_flash_engine,                                                                \
+         .help = "how reads are issued"},                                                                    \
+        {.name = "buffered",                                                                                 \
+         .type = LVR_PARAM_BOOL,                                                                             \
+         .offset = offsetof(lvr_session_options, buffered),                                                  \
+         .max = 1,                                                                                           \
+         .help = "read through the page cache, which may hide the flash"},                                   \
+        {.name = "cpu-level",                                                                                \
+         .type = LVR_PARAM_ENUM,                                                                             \
+         .offset = offsetof(lvr_session_options, cpu_level),                                                 \
+         .min = 0,                                                                                           \
+         .max = 2,                                                                                           \
+         .def = 0,                                                                                           \
+         .choices = lvr_choices_cpu_level,                                                                   \
+         .help = "SIMD level; the results are the same at each"},                                            \
+        {.name = "prefill-chunk",                                                                            \
+         .type = LVR_PARAM_U32,                                                                              \
+         .offset = offsetof(lvr_session_options, prefill_chunk),                                             \
+         .min = 1,                                                                                           \
+         .max = LVR_MAX_VERIFY_NODES,                                                                        \
+         .def = 64,                                                                                          \
+         .unit = "tokens",                                                                                   \
+         .help = "rows of a prompt pass"},                                                                   \
+        {.name = "ignore-eos",                                                                               \
+         .type = LVR_PARAM_BOOL,                                                                             \
+         .offset = offsetof(lvr_session_options, ignore_eos),                                                \
+         .max = 1,                                                                                           \
+         .help = "go on after the end-of-text token"},                                                       \
+    {                                                                                                        \
+        .name = "what-if", .type = LVR_PARAM_BOOL, .offset = offsetof(lvr_session_options, what_if),         \
+        .max = 1,                                                                                            \
+        .help = "run a policy file or cost model although it was made for other conditions; marked in the "  \
+                "result"                                                                                     \
+    }
+
+/* The command line, to tell an option that was given from one at its default. */
+typedef struct lvr_command_line {
+    const lvr_param *table;
+    size_t n;
+    int argc;
+    char *const *argv;
+} lvr_command_line;
+
+/* Everything a session is made from; paths and names are borrowed from the options. */
+typedef struct lvr_session_setup {
+    lvr_policy_file
+        file; /* the policy in use; of a policy file also its schedule, conditions and identities */
+    bool from_file;
+    bool what_if; /* something does not match and was let pass */
+    char cost_target_sha256[LVR_SHA256_HEX_BYTES], cost_draft_sha256[LVR_SHA256_HEX_BYTES];
+    char emulated_name[64];
+    lvr_session_config config;
+    uint32_t n_predict;
+} lvr_session_setup;
+
+/* Options, policy file and cost model become one setup; contradictions are errors unless --what-if. setup
+ * must not be moved. */
+lvr_status lvr_session_options_resolve(const lvr_session_options *o, const lvr_command_line *line,
+                                       lvr_session_setup *ret, lvr_error *err);
+/* Opens the session and compares what it is with what the policy file and the cost model are for. */
+lvr_status lvr_session_setup_open(lvr_session_setup *setup, const lvr_session_options *o, lvr_session **ret,
+                                  lvr_error *err);
+lvr_status lvr_session_options_prompts(const lvr_session_options *o, lvr_prompts *ret, lvr_error *err);
+
+#endif

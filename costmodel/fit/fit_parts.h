@@ -1,0 +1,64 @@
+/* The fits behind lvr_cost_model_fit, over plain samples, so that each can be tested on data whose truth is
+ * known. */
+#ifndef LVR_FIT_FIT_PARTS_H
+#define LVR_FIT_FIT_PARTS_H
+
+#include "costmodel/fit/fit.h"
+
+/* ---- operators
+ * -------------------------------------------------------------------------------------------------------------
+ */
+
+typedef struct lvr_op_sample {
+    uint32_t rows, context;
+    double ns;
+} lvr_op_sample;
+
+/* ns = spline(rows) + ctx_ns * rows * context; ctx_ns is 0 unless uses_context. The shape is a robust
+ * regression (bisquare) of relative residuals, then scaled so that it predicts the mean. At least one sample.
+ */
+lvr_status lvr_fit_op(const lvr_op_sample *samples, size_t n, bool uses_context, lvr_op_cost *ret,
+                      lvr_fit_term *ret_term, lvr_error *err);
+
+/* ---- flash
+ * -----------------------------------------------------------------------------------------------------------------
+ */
+
+typedef struct lvr_flash_sample {
+    uint64_t submit_ns, end_ns, bytes;
+    uint32_t in_flight; /* when it started, itself included */
+} lvr_flash_sample;
+
+/* Parameters under which lvr_flash_admit, given the recorded submissions, gives the recorded ends. Samples in
+ * order of submission; a submission earlier than the one before starts a new recording on an idle device. */
+lvr_status lvr_fit_flash(const lvr_flash_sample *samples, size_t n, lvr_flash_params *ret,
+                         lvr_fit_term *ret_term, lvr_error *err);
+
+/* ---- acceptance
+ * ------------------------------------------------------------------------------------------------------------
+ */
+
+typedef struct lvr_acceptance_sample {
+    double q;      /* the draft's conditional probability */
+    bool accepted; /* the target took the token (it had taken the parent) */
+} lvr_acceptance_sample;
+
+/* Isotonic regression by pooling adjacent violators: fit[] is the ascending sequence nearest to y[] by
+ * weighted squares. */
+lvr_status lvr_isotonic(const double *y, const double *weight, size_t n, double *fit, lvr_error *err);
+/* Monotone calibration with at most max_knots knots. At least one sample. */
+lvr_status lvr_fit_calibration(const lvr_acceptance_sample *samples, size_t n, uint32_t max_knots,
+                               lvr_calibration *ret, lvr_fit_term *ret_term, lvr_error *err);
+
+/* ---- shared
+ * ----------------------------------------------------------------------------------------------------------------
+ */
+
+/* Longer than anything a scheduler or a device does to a running program: the machine slept. Such samples are
+ * left out of means. */
+bool lvr_fit_suspended(double measured_ns, double predicted_ns);
+/* Fills p50, p90, p99, bias and n of a term from predictions and measurements. */
+lvr_status lvr_fit_residuals(const double *predicted, const double *measured, size_t n, lvr_fit_term *term,
+                             lvr_error *err);
+
+#endif

@@ -1,0 +1,33 @@
+/*
+ * A recorded time line taken apart: what each operator cost, what the host needed around it, what was spent
+ * waiting for flash. Nothing between a request's first and last operator is left over, so that sums of
+ * predictions are comparable with measured durations.
+ *
+ * Between operator A's end and operator B's start lies
+ *   - if B waits for its slices: host time of A until the first of them is submitted (nothing if it was
+ * before), then waiting until the last of them has arrived, and the time it takes to wake up;
+ *   - otherwise: host time of A (recording, the round machine's step, the next action's set-up).
+ */
+#ifndef LVR_FIT_SPANS_H
+#define LVR_FIT_SPANS_H
+
+#include "costmodel/core/cost.h"
+#include "traces/trace.h"
+
+typedef struct lvr_span {
+    uint64_t round;
+    uint64_t request;
+    lvr_op op;
+    uint32_t rows, context, layer;
+    bool prefill;
+    uint64_t start_ns;  /* on the trace's clock */
+    uint64_t kernel_ns; /* start to end */
+    uint64_t host_ns;   /* after it */
+    uint64_t wait_ns;   /* before it: for its slices, waking up included */
+    uint64_t wake_ns;   /* of that, from the arrival of the last slice to the start */
+} lvr_span;
+
+/* Spans in order of time; free(*ret). Timing and simulated traces only. */
+lvr_status lvr_spans_read(lvr_trace *t, lvr_span **ret, size_t *ret_n, lvr_error *err);
+
+#endif

@@ -1,0 +1,212 @@
+#include "sim/inputs.h"
+
+#include "common/log.h"
+#include "costmodel/core/device_preset.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+lvr_status lvr_sim_oracle_load(const char *path, lvr_sim_oracle *ret, lvr_error *err)
+{
+    lvr_trace *t = NULL;
+    lvr_sim_oracle o = {0};
+    lvr_status st = lvr_trace_open(path, &t, err);
+    if (st)
+        return st;
+    const lvr_trace_meta *meta = lvr_trace_get_meta(t);
+    snprintf(o.path, sizeof o.path, "%s", path);
+    snprintf(o.target_name, sizeof o.target_name, "%s", meta->target.name);
+    snprintf(o.draft_name, sizeof o.draft_name, "%s", meta->draft.name);
+    memcpy(o.target_sha256, meta->target.sha256, sizeof o.target_sha256);
+    memcpy(o.draft_sha256, meta->draft.sha256, sizeof o.draft_sha256);
+    o.temperature = meta->temperature;
+    o.top_p = meta->top_p;
+    o.top_k = meta->top_k;
+    st = lvr_outcome_from_oracle(t, &o.outcome, err);
+    lvr_trace_close(t);
+    if (!st)
+        *ret = o;
+    return st;
+}
+
+void lvr_sim_oracle_free(lvr_sim_oracle *o)
+{
+    lvr_outcome_free(o->outcome);
+    *o = (lvr_sim_oracle){0};
+}
+
+static lvr_status check_equal(const char *what, const char *cost_path, const char *a, const lvr_sim_oracle *o,
+                              const char *b, bool what_if, bool *mixed, lvr_error *err)
+{
+    if (strcmp(a, b) == 0)
+        return LVR_OK;
+    if (!what_if)
+        return lvr_fail(err, LVR_ERR_CONFIG,
+                        "the %s differs: sha256 %.12s... in %s, %.12s... in %s; use a cost model and an "
+                        "oracle trace of one pair, or add "
+                        "--what-if to combine them (the result is marked)",
+                        what, a[0] ? a : "none", cost_path, b[0] ? b : "none", o->path);
+    lvr_log(LVR_LOG_WARN, "--what-if: acceptance of %s <- %s with timings of another %s", o->target_name,
+            o->draft_name, what);
+    *mixed = true;
+    return LVR_OK;
+}
+
+lvr_status lvr_sim_check_pair(const lvr_cost_model *m, const char *cost_path, const lvr_sim_oracle *o,
+                              bool what_if, bool *ret_mixed, lvr_error *err)
+{
+    lvr_status st = check_equal("target model", cost_path, m->target_sha256, o, o->target_sha256, what_if,
+                                ret_mixed, err);
+    if (!st && m->draft_sha256[0])
+        st = check_equal("draft model", cost_path, m->draft_sha256, o, o->draft_sha256, what_if, ret_mixed,
+                         err);
+    if (st || m->conditions.temperature == o->temperature)
+        return st;
+    if (!what_if)
+        return lvr_fail(err, LVR_ERR_CONFIG,
+                        "%s was measured at temperature %g, %s was recorded at %g; record both alike, or add "
+                        "--what-if (the result is "
+                        "marked)",
+                        cost_path, m->conditions.temperature, o->path, o->temperature);
+    *ret_mixed = true;
+    return LVR_OK;
+}
+
+uint32_t lvr_sim_count_fit_prompts(const lvr_cost_model *m, const lvr_outcome *o)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < lvr_outcome_n_requests(o); i++) {
+        lvr_sim_request r;
+        lvr_outcome_request(o, i, &r);
+        n += lvr_cost_model_has_prompt(m, r.prompt_hash);
+    }
+    return n;
+}
+
+static bool has_prompt(const lvr_outcome *o, uint64_t hash)
+{
+    for (uint32_t i = 0; i < lvr_outcome_n_requests(o); i++) {
+        lvr_sim_request r;
+        lvr_outcome_request(o, i, &r);
+        if (r.prompt_hash == hash)
+            return true;
+    }
+    return false;
+}
+
+uint32_t lvr_sim_count_shared_prompts(const lvr_outcome *a, const lvr_outcome *b)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < lvr_outcome_n_requests(a); i++) {
+        lvr_sim_request r;
+        lvr_outcome_request(a, i, &r);
+        n += has_prompt(b, r.prompt_hash);
+    }
+    return n;
+}
+
+uint32_t lvr_sim_context_needed(const lvr_outcome *o)
+{
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < lvr_outcome_n_requests(o); i++) {
+        lvr_sim_request r;
+        lvr_outcome_request(o, i, &r);
+        most = r.n_prompt + r.n_output > most ? r.n_prompt + r.n_output : most;
+    }
+    return most;
+}
+
+void lvr_sim_make_room(lvr_run_conditions *c, const lvr_outcome *o)
+{
+    const uint32_t context = lvr_sim_context_needed(o);
+    c->n_ctx = c->n_ctx < context ? context : c->n_ctx;
+    for (uint32_t i = 0; i < lvr_outcome_n_requests(o); i++) {
+        lvr_sim_request r;
+        lvr_outcome_request(o, i, &r);
+        c->n_predict = c->n_predict < r.n_output ? r.n_output : c->n_predict;
+    }
+}
+
+lvr_status lvr_sim_emulate(lvr_cost_model *m, const char *preset, double scale, lvr_error *err)
+{
+    lvr_device_preset device;
+    lvr_status st = lvr_device_load(preset, &device, err);
+    if (!st && !device.has_flash)
+        st = lvr_fail(err, LVR_ERR_CONFIG, "%s describes no flash device that could be emulated", preset);
+    if (!st && scale < 1.0)
+        st = lvr_flash_params_scale(&device.flash, scale, err);
+    if (st)
+        return st;
+    if (device.flash.depth > m->conditions.depth)
+        device.flash.depth = m->conditions.depth;
+    m->table.flash = device.flash;
+    m->conditions.emulated_flash = device.flash;
+    m->conditions.emulate_scale = scale;
+    snprintf(m->conditions.emulated, sizeof m->conditions.emulated, "%s", device.name);
+    m->device_sha256[0] = '\0';
+    return LVR_OK;
+}
+
+/* ---- policies
+ * ---------------------------------------------------------------------------------------------------------------------------
+ */
+
+/* A known name is a name, whatever lies in the working directory. */
+static bool is_file(const char *policy)
+{
+    const size_t n = strlen(policy);
+    for (size_t i = 0; i < lvr_n_policies; i++) {
+        if (strcmp(policy, lvr_policies[i]->name) == 0)
+            return false;
+    }
+    return strchr(policy, '/') || (n > 5 && strcmp(policy + n - 5, ".yaml") == 0) ||
+           access(policy, F_OK) == 0;
+}
+
+static lvr_status set_one(lvr_policy *policy, const char *item, lvr_error *err)
+{
+    char key[64];
+    const char *equals = strchr(item, '=');
+    if (!equals || equals == item || (size_t)(equals - item) >= sizeof key)
+        return lvr_fail(err, LVR_ERR_USAGE, "--set: expected key=value, found \"%.64s\"", item);
+    snprintf(key, sizeof key, "%.*s", (int)(equals - item), item);
+    return lvr_policy_set(policy, "--set", key, equals + 1, err);
+}
+
+static lvr_status named(const char *name, const lvr_cost_model *m, lvr_policy_file *pf, lvr_error *err)
+{
+    const lvr_status st = lvr_policy_init(&pf->policy, name, err);
+    if (st)
+        return st;
+    if (!m)
+        return lvr_fail(err, LVR_ERR_USAGE,
+                        "policy %s needs a cost model; give --cost FILE (written by lever fit)", name);
+    pf->policy.has_cost = true;
+    pf->policy.cost = m->table;
+    pf->policy.calibration = m->calibration;
+    pf->geometry = m->geometry;
+    pf->conditions = m->conditions;
+    memcpy(pf->target_sha256, m->target_sha256, sizeof pf->target_sha256);
+    if (pf->policy.ops->uses_draft) /* else any draft will do, also none */
+        memcpy(pf->draft_sha256, m->draft_sha256, sizeof pf->draft_sha256);
+    memcpy(pf->device_sha256, m->device_sha256, sizeof pf->device_sha256);
+    return LVR_OK;
+}
+
+lvr_status lvr_sim_policy(const char *name_or_file, const char *const *set, size_t n_set,
+                          const lvr_cost_model *model, lvr_policy_file *ret, lvr_error *err)
+{
+    lvr_policy_file *pf = calloc(1, sizeof(*pf));
+    if (!pf)
+        return lvr_fail(err, LVR_ERR_NOMEM, "out of memory for a policy");
+    lvr_status st = is_file(name_or_file) ? lvr_policy_file_load(name_or_file, pf, err)
+                                          : named(name_or_file, model, pf, err);
+    for (size_t i = 0; i < n_set && !st; i++)
+        st = set_one(&pf->policy, set[i], err);
+    if (!st)
+        *ret = *pf;
+    free(pf);
+    return st;
+}
