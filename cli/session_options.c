@@ -34,17 +34,10 @@ static bool given(const resolver *r, const char *option)
 
 /* ---- policy ---- */
 
-static bool is_path(const char *policy)
-{
-    const size_t n = strlen(policy);
-    return strchr(policy, '/') || (n > 5 && strcmp(policy + n - 5, ".yaml") == 0) ||
-           access(policy, F_OK) == 0;
-}
-
 static lvr_status load_policy(resolver *r)
 {
     lvr_session_setup *s = r->setup;
-    s->from_file = is_path(r->o->policy);
+    s->from_file = lvr_policy_is_file(r->o->policy);
     if (s->from_file)
         return lvr_policy_file_load(r->o->policy, &s->file, r->err);
     return lvr_policy_init(&s->file.policy, r->o->policy, r->err);

@@ -153,18 +153,6 @@ lvr_status lvr_sim_emulate(lvr_cost_model *m, const char *preset, double scale, 
  * ---------------------------------------------------------------------------------------------------------------------------
  */
 
-/* A known name is a name, whatever lies in the working directory. */
-static bool is_file(const char *policy)
-{
-    const size_t n = strlen(policy);
-    for (size_t i = 0; i < lvr_n_policies; i++) {
-        if (strcmp(policy, lvr_policies[i]->name) == 0)
-            return false;
-    }
-    return strchr(policy, '/') || (n > 5 && strcmp(policy + n - 5, ".yaml") == 0) ||
-           access(policy, F_OK) == 0;
-}
-
 static lvr_status set_one(lvr_policy *policy, const char *item, lvr_error *err)
 {
     char key[64];
@@ -201,8 +189,8 @@ lvr_status lvr_sim_policy(const char *name_or_file, const char *const *set, size
     lvr_policy_file *pf = calloc(1, sizeof(*pf));
     if (!pf)
         return lvr_fail(err, LVR_ERR_NOMEM, "out of memory for a policy");
-    lvr_status st = is_file(name_or_file) ? lvr_policy_file_load(name_or_file, pf, err)
-                                          : named(name_or_file, model, pf, err);
+    lvr_status st = lvr_policy_is_file(name_or_file) ? lvr_policy_file_load(name_or_file, pf, err)
+                                                     : named(name_or_file, model, pf, err);
     for (size_t i = 0; i < n_set && !st; i++)
         st = set_one(&pf->policy, set[i], err);
     if (!st)

@@ -35,8 +35,6 @@ typedef struct replay {
     totals sum;
     int32_t eos_token;
     size_t tokens_cap, rounds_cap;
-    bool looks_below_recording; /* the policy considers children that the recording left out as too improbable
-                                 */
 
     /* the request under way */
     uint32_t index;           /* among the run's requests */
@@ -111,14 +109,6 @@ static lvr_status do_read(replay *p, const lvr_action *a, lvr_error *err)
     return LVR_OK;
 }
 
-static bool policy_looks_below(const lvr_policy *policy, double recorded_min_path)
-{
-    for (size_t i = 0; i < policy->ops->n_params; i++)
-        if (strcmp(policy->ops->params[i].name, "min_path") == 0)
-            return lvr_param_get_number(&policy->ops->params[i], policy->params.bytes) < recorded_min_path;
-    return false;
-}
-
 /* Children of the nodes that a draft step expands. */
 static void look_up_children(replay *p, const lvr_action *a, uint32_t root_pos)
 {
@@ -129,9 +119,8 @@ static void look_up_children(replay *p, const lvr_action *a, uint32_t root_pos)
         if (node == 0)
             p->handles[0] = lvr_outcome_root(p->c->outcome, p->outcome_request, root_pos);
         const size_t at = (size_t)i * branch;
-        const bool whole = lvr_outcome_children(p->c->outcome, p->handles[node], branch, &p->candidates[at],
-                                                &p->child_handles[at]);
-        if (!whole || (p->looks_below_recording && p->child_handles[at + branch - 1] == LVR_NO_NODE))
+        if (!lvr_outcome_children(p->c->outcome, p->handles[node], branch, &p->candidates[at],
+                                  &p->child_handles[at]))
             p->r.outside_nodes++;
     }
 }
@@ -686,8 +675,6 @@ lvr_status lvr_sim_run(const lvr_sim_config *config, lvr_sim_result *ret, lvr_er
     if (!p)
         return lvr_fail(err, LVR_ERR_NOMEM, "simulation: out of memory");
     p->c = config;
-    p->looks_below_recording =
-        policy_looks_below(config->policy, lvr_outcome_get_caps(config->outcome).min_path);
     p->eos_token = find_eos(config, n);
     st = set_up(p, n, err);
     for (uint32_t i = 0; i < n && !st; i++)

@@ -3,6 +3,7 @@
 #include "common/fs.h"
 
 #include <string.h>
+#include <unistd.h>
 
 static lvr_status get_text(const lvr_yaml_node *map, const char *key, char *ret, size_t n, lvr_error *err)
 {
@@ -156,6 +157,16 @@ static lvr_status from_doc(lvr_yaml_doc *doc, lvr_policy_file *ret, lvr_error *e
     if (st == LVR_OK)
         *ret = pf;
     return st;
+}
+
+bool lvr_policy_is_file(const char *name_or_file)
+{
+    const size_t n = strlen(name_or_file);
+    for (size_t i = 0; i < lvr_n_policies; i++)
+        if (strcmp(name_or_file, lvr_policies[i]->name) == 0)
+            return false;
+    return strchr(name_or_file, '/') || (n > 5 && strcmp(name_or_file + n - 5, ".yaml") == 0) ||
+           access(name_or_file, F_OK) == 0;
 }
 
 lvr_status lvr_policy_file_load(const char *path, lvr_policy_file *ret, lvr_error *err)

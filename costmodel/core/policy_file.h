@@ -39,6 +39,9 @@ typedef struct lvr_policy_file {
     char objective[64];                       /* what predicted it, "" : not tuned */
 } lvr_policy_file;
 
+/* Whether the argument of --policy names a file: a known policy's name never does, whatever lies in the
+ * working directory. */
+bool lvr_policy_is_file(const char *name_or_file);
 lvr_status lvr_policy_file_load(const char *path, lvr_policy_file *ret, lvr_error *err);
 /* From a document in memory (a trace's /config); `name` stands for the file in messages. */
 lvr_status lvr_policy_file_parse(const char *name, const char *text, size_t n, lvr_policy_file *ret,
