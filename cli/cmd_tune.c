@@ -213,11 +213,12 @@ static lvr_status search(study *s, lvr_tune_result *ret, lvr_error *err)
 static void log_result(const study *s, const lvr_tune_result *r)
 {
     const lvr_tune_trial *best = &r->trials[r->best];
-    lvr_log(LVR_LOG_INFO,
-            "best: trial %u, %.3f tokens/s on %u tune prompts, %.3f tokens a round; lambda %.3f tokens/s "
-            "(gap %.2f %%)",
+    lvr_log(LVR_LOG_INFO, "best: trial %u, %.3f tokens/s on %u tune prompts, %.3f tokens a round",
             r->best + 1, best->tokens_per_s, lvr_outcome_n_requests(s->tune.outcome),
-            best->mean_acceptance_length, best->lambda, 100 * r->lambda_gap);
+            best->mean_acceptance_length);
+    if (!isnan(best->lambda))
+        lvr_log(LVR_LOG_INFO, "lambda %.3f tokens/s (gap to the speed it buys %.2f %%)", best->lambda,
+                100 * r->lambda_gap);
     if (r->n_held_out > 0)
         lvr_log(r->held_out_outside_nodes ? LVR_LOG_WARN : LVR_LOG_INFO,
                 "predicted: %.3f tokens/s on %u held-out prompts, %.3f tokens a round%s",

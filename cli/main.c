@@ -25,7 +25,7 @@ static const command commands[] = {
     {"sim", "replay a policy against traces and a cost model", lvr_cmd_sim},
     {"tune", "search a policy's parameters and write a policy file", lvr_cmd_tune},
     {"correlate", "a measured run against its simulated twin", lvr_cmd_correlate},
-    {"trace", "look into, check, compare, join and convert traces", lvr_cmd_trace},
+    {"trace", "look into, check and export traces", lvr_cmd_trace},
     {"bench", "micro-benchmarks and whole passes", lvr_cmd_bench},
 };
 #define N_COMMANDS (sizeof commands / sizeof commands[0])

@@ -88,8 +88,9 @@ static lvr_status contradiction(resolver *r, const char *option, const char *min
 static lvr_status change_policy(resolver *r)
 {
     if (r->setup->from_file && (r->o->set.n > 0 || r->o->cost)) {
-        const lvr_status status = contradiction(r, r->o->cost ? "cost" : "set",
-                                                r->o->cost ? r->o->cost : r->o->set.items[0], "own");
+        const lvr_status status =
+            contradiction(r, r->o->cost ? "cost" : "set", r->o->cost ? r->o->cost : r->o->set.items[0],
+                          r->o->cost ? "what to price with" : "all parameters");
         if (status != LVR_OK)
             return status;
     }

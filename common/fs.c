@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,6 +31,17 @@ static lvr_status check_readable(int fd, const char *path, uint64_t max_bytes, l
     return LVR_OK;
 }
 
+/* For a pipe whose writer is slow. A signal that has a handler ends the wait. */
+static lvr_status wait_for_input(int fd, const char *path, lvr_error *err)
+{
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    if (poll(&p, 1, -1) >= 0)
+        return LVR_OK;
+    if (errno == EINTR)
+        return lvr_fail(err, LVR_ERR_INTERRUPTED, "%s: interrupted while waiting for input", path);
+    return lvr_fail_errno(err, errno, "%s: cannot wait for input", path);
+}
+
 /* To the end of file, not to st_size: pipes and /proc have none, and a file may grow meanwhile. */
 static lvr_status read_to_end(int fd, const char *path, uint64_t max_bytes, lvr_buf *buf, lvr_error *err)
 {
@@ -38,7 +50,13 @@ static lvr_status read_to_end(int fd, const char *path, uint64_t max_bytes, lvr_
     for (;;) {
         const ssize_t n = read(fd, chunk, sizeof chunk);
         if (n < 0 && errno == EINTR)
+            return lvr_fail(err, LVR_ERR_INTERRUPTED, "%s: interrupted while reading", path);
+        if (n < 0 && errno == EAGAIN) {
+            const lvr_status status = wait_for_input(fd, path, err);
+            if (status != LVR_OK)
+                return status;
             continue;
+        }
         if (n < 0)
             return lvr_fail_errno(err, errno, "%s: cannot read", path);
         if (n == 0)
@@ -57,7 +75,8 @@ static lvr_status read_to_end(int fd, const char *path, uint64_t max_bytes, lvr_
 lvr_status lvr_read_file(const char *path, uint64_t max_bytes, lvr_buf *ret_buf, lvr_error *err)
 {
     lvr_buf buf = LVR_BUF_INIT;
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    /* Not blocking: a named pipe without a writer is empty, not a hang. */
+    const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0)
         return lvr_fail_errno(err, errno, "%s: cannot open for reading", path);
     lvr_status status = check_readable(fd, path, max_bytes, err);
@@ -107,9 +126,12 @@ static lvr_status write_and_close(int fd, const void *data, size_t n, const char
 /* A pipe, a terminal or /dev/full is written to, never renamed over. */
 static lvr_status write_special(const char *path, const void *data, size_t n, lvr_error *err)
 {
-    const int fd = open(path, O_WRONLY | O_CLOEXEC);
+    const int fd = open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0 && errno == ENXIO)
+        return lvr_fail_errno(err, errno, "%s: a pipe that nobody reads; start its reader first", path);
     if (fd < 0)
         return lvr_fail_errno(err, errno, "%s: cannot open for writing", path);
+    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
     return write_and_close(fd, data, n, path, false, err);
 }
 

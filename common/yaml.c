@@ -126,7 +126,7 @@ static position position_of(yaml_mark_t mark)
 static lvr_status fail_at(loader *l, yaml_mark_t mark, const char *what)
 {
     const position at = position_of(mark);
-    return lvr_fail(l->err, LVR_ERR_FORMAT, "%s:%u:%u: %s", l->doc->name, at.line, at.column, what);
+    return lvr_fail(l->err, LVR_ERR_CONFIG, "%s:%u:%u: %s", l->doc->name, at.line, at.column, what);
 }
 
 static lvr_status fail_nomem(const lvr_yaml_doc *doc, lvr_error *err)
@@ -140,7 +140,7 @@ static lvr_status fail_parser(loader *l)
     if (p->error == YAML_MEMORY_ERROR)
         return fail_nomem(l->doc, l->err);
     const position at = position_of(p->error == YAML_READER_ERROR ? p->mark : p->problem_mark);
-    return lvr_fail(l->err, LVR_ERR_FORMAT, "%s:%u:%u: not valid YAML: %s%s%s", l->doc->name, at.line,
+    return lvr_fail(l->err, LVR_ERR_CONFIG, "%s:%u:%u: not valid YAML: %s%s%s", l->doc->name, at.line,
                     at.column, p->problem ? p->problem : "unreadable text", p->context ? " " : "",
                     p->context ? p->context : "");
 }
@@ -254,7 +254,7 @@ static lvr_status check_duplicates(loader *l, const lvr_yaml_node *map)
     for (size_t i = 1; i < map->n && status == LVR_OK; i++) {
         const entry *first = sorted[i - 1], *again = sorted[i];
         if (strcmp(first->key, again->key) == 0)
-            status = lvr_fail(l->err, LVR_ERR_FORMAT,
+            status = lvr_fail(l->err, LVR_ERR_CONFIG,
                               "%s:%u:%u: the key `%.64s` is already given at line %u; keep one of them",
                               l->doc->name, again->at.line, again->at.column, again->key, first->at.line);
     }
@@ -407,12 +407,12 @@ static lvr_status check_text(const char *name, const char *text, size_t n, lvr_e
         const size_t len = lvr_utf8_len(text + i, n - i);
         if (len == 0)
             return lvr_fail(
-                err, LVR_ERR_FORMAT,
+                err, LVR_ERR_CONFIG,
                 "%s:%zu:%zu: expected UTF-8 text, found the byte 0x%02x (column in bytes); save the file "
                 "as UTF-8",
                 name, line, i - line_start + 1, (unsigned char)text[i]);
         if (text[i] == '\0')
-            return lvr_fail(err, LVR_ERR_FORMAT,
+            return lvr_fail(err, LVR_ERR_CONFIG,
                             "%s:%zu:%zu: expected text, found a NUL byte; is this a binary file?", name, line,
                             i - line_start + 1);
         if (text[i] == '\n') {
@@ -442,7 +442,7 @@ lvr_status lvr_yaml_load_mem(const char *name, const char *text, size_t n, lvr_y
                              lvr_error *err)
 {
     if (n > MAX_BYTES)
-        return lvr_fail(err, LVR_ERR_FORMAT, "%s: expected at most 64 MiB of YAML, found %zu bytes", name, n);
+        return lvr_fail(err, LVR_ERR_CONFIG, "%s: expected at most 64 MiB of YAML, found %zu bytes", name, n);
     lvr_status status = check_text(name, text, n, err);
     if (status != LVR_OK)
         return status;

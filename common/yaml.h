@@ -2,7 +2,7 @@
  * Strict YAML (and JSON, its subset) documents over libyaml: a tree of nodes with positions.
  *
  * Duplicate keys, anchors/aliases, tags, several documents, depth > 64, input > 64 MiB, more than 4 Mi nodes,
- * NUL bytes and invalid UTF-8 are errors (LVR_ERR_FORMAT), and so is an empty document.
+ * NUL bytes and invalid UTF-8 are errors (LVR_ERR_CONFIG), and so is an empty document.
  *
  * Every mapping key that was never asked for is reported by lvr_yaml_check_used with file:line:column and a
  * "did you mean" from the keys that were asked for: nothing is ignored in silence.

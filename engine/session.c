@@ -199,15 +199,22 @@ static lvr_status check_emulation(const lvr_session *s, lvr_error *err)
     if (status == LVR_OK)
         status = lvr_flash_check_emulation(&c->emulated, request, warm, err);
     if (status != LVR_OK)
-        lvr_error_prefix(err, "flash emulation \"%s\"", s->emulated_name);
+        lvr_error_prefix(err, "%s", s->emulated_name);
     return status;
 }
 
 static lvr_status open_staging(lvr_session *s, lvr_error *err)
 {
     const lvr_session_config *c = &s->config;
-    if (lvr_geometry_stream_bytes(&s->geometry) == 0)
+    if (lvr_geometry_stream_bytes(&s->geometry) == 0) {
+        if (c->emulate)
+            return lvr_fail(
+                err, LVR_ERR_CONFIG,
+                "%s: all layers are resident, so no flash is read that could be emulated; keep fewer "
+                "(--resident, --dram-budget), or leave the emulation out",
+                s->emulated_name);
         return LVR_OK;
+    }
     if (c->emulate && !c->unchecked_emulation) {
         const lvr_status status = check_emulation(s, err);
         if (status != LVR_OK)

@@ -158,8 +158,7 @@ void lvr_sim_report_text(const lvr_sim_report *r, lvr_buf *out)
     if (r->n_fit_prompts > 0)
         lvr_buf_printf(out, "  NOT HELD OUT   %u requests have prompts that the cost model was fitted on\n",
                        r->n_fit_prompts);
-    lvr_buf_printf(out, "  simulator      %" PRIu64 " events in %.3f s\n", s->events,
-                   seconds(r->host_wall_ns));
+    lvr_buf_printf(out, "  simulator      %" PRIu64 " events\n", s->events);
 }
 
 void lvr_sim_warn_ranges(const lvr_cost_model *m, const lvr_sim_result *r)

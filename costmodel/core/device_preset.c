@@ -228,7 +228,7 @@ static lvr_status fail_unknown(search *s, const char *name, lvr_error *err)
     const char *near = lvr_closest_name(name, (const char *const *)s->names, s->n_names);
     if (near)
         lvr_buf_printf(&text, "; did you mean %s?", near);
-    lvr_buf_puts(&text, s->n_names ? " Known devices:" : "; no device descriptions were found");
+    lvr_buf_puts(&text, s->n_names ? "; known devices:" : "; no device descriptions were found");
     for (size_t i = 0; i < s->n_names; i++)
         lvr_buf_printf(&text, "%s %s", i ? "," : "", s->names[i]);
     lvr_buf_printf(&text, " (in %s; set LVR_CONFIG_DIR to look elsewhere, or give the path of a .yaml file)",

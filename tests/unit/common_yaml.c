@@ -18,10 +18,10 @@ static void load_fails_n(const char *text, size_t n, const char *part)
 {
     lvr_yaml_doc *doc = NULL;
     lvr_error err = LVR_ERROR_INIT;
-    cr_assert_eq(lvr_yaml_load_mem("t.yaml", text, n, &doc, &err), LVR_ERR_FORMAT, "%s: %s", text, err.msg);
+    cr_assert_eq(lvr_yaml_load_mem("t.yaml", text, n, &doc, &err), LVR_ERR_CONFIG, "%s: %s", text, err.msg);
     cr_assert_null(doc);
     cr_assert(strstr(err.msg, part), "\"%s\" not in: %s", part, err.msg);
-    cr_assert_eq(lvr_yaml_load_mem("t.yaml", text, n, &doc, NULL), LVR_ERR_FORMAT);
+    cr_assert_eq(lvr_yaml_load_mem("t.yaml", text, n, &doc, NULL), LVR_ERR_CONFIG);
 }
 
 static void load_fails(const char *text, const char *part)
@@ -138,7 +138,7 @@ Test(yaml, size_and_count_are_bounded, .timeout = 60)
     many[2] = ' ';
     lvr_yaml_doc *doc = NULL;
     lvr_error err = LVR_ERROR_INIT;
-    cr_assert_eq(lvr_yaml_load_mem("t.yaml", many, strlen(many), &doc, &err), LVR_ERR_FORMAT);
+    cr_assert_eq(lvr_yaml_load_mem("t.yaml", many, strlen(many), &doc, &err), LVR_ERR_CONFIG);
     cr_assert(strstr(err.msg, "too many values"), "%s", err.msg);
     free(many);
 }
