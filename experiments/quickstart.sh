@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The closed loop on the embedded pair, from a bare clone: install, build, record, fit, tune, run, simulate, compare.
 #
-#   experiments/quickstart.sh [--out DIR] [--build DIR] [--prompts N] [--tokens N] [--repeats N] [--trials N] [--no-setup]
+#   experiments/quickstart.sh [--out DIR] [--build DIR] [--prompts N] [--tokens N] [--repeats N] [--trials N]
+#                             [--temperature T] [--no-setup]
 #
 #   --out DIR      where results go (default quickstart-out; replaced)
 #   --build DIR    build folder, configured if it is not there yet (default build)
@@ -9,6 +10,7 @@
 #   --tokens N     tokens per prompt (default 32)
 #   --repeats N    measured runs of each policy, interleaved (default 3)
 #   --trials N     points each policy's search may try (default 24)
+#   --temperature T  sample at this temperature, with a fixed seed (default 0: greedy)
 #   --no-setup     do not look for missing packages
 #
 # Takes under five minutes on two cores, packages included. One thread computes; the other core is left to the reads.
@@ -16,16 +18,17 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 usage() {
-    sed -n '4,12s/^# \{0,1\}//p' "$0"
+    sed -n '4,14s/^# \{0,1\}//p' "$0"
 }
-out=quickstart-out build=build n_prompts=4 n_tokens=32 n_repeats=3 n_trials=24 setup=1
+out=quickstart-out build=build n_prompts=4 n_tokens=32 n_repeats=3 n_trials=24 temperature=0 setup=1
 while [ $# -gt 0 ]; do
     case "$1" in
-    --out | --build | --prompts | --tokens | --repeats | --trials)
+    --out | --build | --prompts | --tokens | --repeats | --trials | --temperature)
         [ $# -ge 2 ] || { echo "quickstart: $1 needs a value (see --help)" >&2; exit 2; }
         case "$1" in
         --out) out=$2 ;;
         --build) build=$2 ;;
+        --temperature) temperature=$2 ;; # checked by the program
         *)
             case "$2" in '' | *[!0-9]* | 0*) echo "quickstart: $1: expected a whole number from 1 up, found '$2'" >&2; exit 2 ;; esac
             case "$1" in
@@ -119,7 +122,8 @@ awk -v n="$n_prompts" 'BEGIN { RS = "  - id:" } NR == 1 { print "prompts:"; next
       if (++count[key substr($0, RSTART, RLENGTH)] <= n) printf "  - id:%s", $0 }' models/prompts/prompts.yaml >"$out/prompts.yaml"
 
 stage flash "which slower flash makes I/O 0.86 of a serial pass here"
-common=(--target "$out/target-10m.lvrpack" --prompts "$out/prompts.yaml" --tokens "$n_tokens" --ignore-eos)
+common=(--target "$out/target-10m.lvrpack" --prompts "$out/prompts.yaml" --tokens "$n_tokens" --ignore-eos
+    --temperature "$temperature" --seed 11)
 draft=(--draft "$out/draft-1m.lvrpack")
 for i in 1 2 3; do
     quiet "$lever" bench flash "$out/target-10m.lvrpack" --bytes 256KiB --depth 4 --seconds 0.4 --json >"$out/bench-flash-$i.json"
