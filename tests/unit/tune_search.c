@@ -73,7 +73,7 @@ Test(tune_search, finds_the_best_chain)
     lvr_policy_file start = start_of(&b, "chain"), point = start;
     double best = 0;
     for (int k = 1; k <= 24; k++) {
-        char text[8];
+        char text[16];
         lvr_error err = LVR_ERROR_INIT;
         snprintf(text, sizeof text, "%d", k);
         cr_assert_eq(lvr_policy_set(&point.policy, "test", "k", text, &err), LVR_OK, "%s", err.msg);
