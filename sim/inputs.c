@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 lvr_status lvr_sim_oracle_load(const char *path, lvr_sim_oracle *ret, lvr_error *err)
 {
