@@ -49,7 +49,7 @@ typedef struct slot_info {
 typedef struct quantised_rows {
     int8_t *q;
     float *d;
-    int32_t *qsum;
+    int16_t *hsum;
 } quantised_rows;
 
 struct lvr_forward {
@@ -107,11 +107,6 @@ typedef struct work {
     lvr_phase phases[LAYER_PHASES];
 } work;
 
-static bool is_quantised(lvr_wtype t)
-{
-    return t == LVR_Q8_0 || t == LVR_Q4_0;
-}
-
 static uint64_t max_u64(uint64_t a, uint64_t b)
 {
     return a > b ? a : b;
@@ -158,7 +153,7 @@ static void take_quantised(arena *a, uint64_t rows, uint64_t n_in, quantised_row
 {
     ret->q = take(a, rows * n_in, sizeof *ret->q);
     ret->d = take(a, rows * blocks(n_in), sizeof *ret->d);
-    ret->qsum = take(a, rows * blocks(n_in), sizeof *ret->qsum);
+    ret->hsum = take(a, rows * blocks(n_in) * 2, sizeof *ret->hsum);
 }
 
 static void take_workers(arena *a, uint32_t n_ctx, uint32_t n_threads, worker_space **ret)
@@ -415,12 +410,12 @@ static void quantise_slice(const lvr_forward *f, const float *x, uint64_t row, u
                            uint32_t n, const quantised_rows *to)
 {
     const uint64_t at = row * n_in + begin;
-    f->kernels->quantize_row(x + at, n, to->q + at, to->d + at / LVR_BLOCK, to->qsum + at / LVR_BLOCK);
+    f->kernels->quantize_row(x + at, n, to->q + at, to->d + at / LVR_BLOCK, to->hsum + at / (LVR_BLOCK / 2));
 }
 
 static lvr_acts acts_of(const lvr_forward *f, const float *x, uint32_t n_in, const quantised_rows *q)
 {
-    return (lvr_acts){.n_rows = f->n_rows, .n_in = n_in, .x = x, .q = q->q, .d = q->d, .qsum = q->qsum};
+    return (lvr_acts){.n_rows = f->n_rows, .n_in = n_in, .x = x, .q = q->q, .d = q->d, .hsum = q->hsum};
 }
 
 static void multiply(const job *j, const lvr_matrix *m, uint64_t group_begin, uint64_t group_end, float *out,
@@ -622,11 +617,12 @@ static void add_attention(work *list, const lvr_layer_weights *w, uint32_t layer
     const lvr_forward *f = list->f;
     const lvr_model_shape *s = f->shape;
     add_norm(list, f->n_rows, w->attn_norm, NULL,
-             is_quantised(w->q.type) || is_quantised(w->k.type) || is_quantised(w->v.type));
+             lvr_wtype_quantised(w->q.type) || lvr_wtype_quantised(w->k.type) ||
+                 lvr_wtype_quantised(w->v.type));
     const job heads = {.f = f, .w = w, .layer = layer, .acts = acts_of(f, f->norm, s->d_model, &f->norm_q)};
     work_add(list, project_heads, (uint64_t)s->n_heads + 2 * (uint64_t)s->n_kv,
              (uint64_t)s->head_dim * s->d_model * f->n_rows, &heads);
-    const job attention = {.f = f, .layer = layer, .quantise = is_quantised(w->o.type)};
+    const job attention = {.f = f, .layer = layer, .quantise = lvr_wtype_quantised(w->o.type)};
     work_add(list, attend, (uint64_t)s->n_heads / f->heads_per_unit * f->n_rows, attention_macs(f),
              &attention);
     add_residual(list, &w->o, f->att);
@@ -636,10 +632,11 @@ static void add_ffn(work *list, const lvr_layer_weights *w)
 {
     const lvr_forward *f = list->f;
     const lvr_model_shape *s = f->shape;
-    add_norm(list, f->n_rows, w->ffn_norm, NULL, is_quantised(w->gate.type) || is_quantised(w->up.type));
+    add_norm(list, f->n_rows, w->ffn_norm, NULL,
+             lvr_wtype_quantised(w->gate.type) || lvr_wtype_quantised(w->up.type));
     const job hidden = {.f = f,
                         .w = w,
-                        .quantise = is_quantised(w->down.type),
+                        .quantise = lvr_wtype_quantised(w->down.type),
                         .acts = acts_of(f, f->norm, s->d_model, &f->norm_q)};
     work_add(list, ffn_hidden, blocks(s->d_ff), 2 * (uint64_t)LVR_BLOCK * s->d_model * f->n_rows, &hidden);
     add_residual(list, &w->down, f->gate);
@@ -665,7 +662,7 @@ static void head_batch(const lvr_forward *f, const uint32_t *rows, uint32_t n, f
     const lvr_matrix *head = &f->model->head;
     work w;
     work_init(&w, f);
-    add_norm(&w, n, f->model->out_norm, rows, is_quantised(head->type));
+    add_norm(&w, n, f->model->out_norm, rows, lvr_wtype_quantised(head->type));
     job j = {.f = f, .matrix = *head, .out = out, .out_stride = head->n_out};
     j.acts = acts_of(f, f->norm, head->n_in, &f->norm_q);
     j.acts.n_rows = n;

@@ -58,7 +58,7 @@ static lvr_status check_config(const lvr_session_config *c, lvr_error *err)
     if (c->policy->ops->uses_draft && !c->draft_path)
         return lvr_fail(err, LVR_ERR_CONFIG, "policy %s drafts and needs a draft model (--draft)",
                         c->policy->ops->name);
-    if (c->cpu_level > lvr_cpu_best())
+    if (!lvr_cpu_has(c->cpu_level))
         return lvr_fail(err, LVR_ERR_UNSUPPORTED, "CPU level %s: this machine's best is %s (--cpu-level)",
                         lvr_cpu_level_name(c->cpu_level), lvr_cpu_level_name(lvr_cpu_best()));
     return check_schedule(c, err);

@@ -56,7 +56,7 @@ static void bench_free(bench *s)
     free(s->out);
     free(s->a.q);
     free(s->a.d);
-    free(s->a.qsum);
+    free(s->a.hsum);
 }
 
 static bool bench_alloc(bench *s, uint64_t weight_bytes)
@@ -67,9 +67,9 @@ static bool bench_alloc(bench *s, uint64_t weight_bytes)
     s->out = alloc_aligned((uint64_t)s->a.n_rows * s->m.n_out * sizeof(float));
     s->a.q = alloc_aligned(inputs);
     s->a.d = alloc_aligned(inputs / LVR_BLOCK * sizeof(float) + sizeof(float));
-    s->a.qsum = alloc_aligned(inputs / LVR_BLOCK * sizeof(int32_t) + sizeof(int32_t));
+    s->a.hsum = alloc_aligned(inputs / LVR_BLOCK * 2 * sizeof(int16_t) + 2 * sizeof(int16_t));
     return s->weights != NULL && s->x != NULL && s->out != NULL && s->a.q != NULL && s->a.d != NULL &&
-           s->a.qsum != NULL;
+           s->a.hsum != NULL;
 }
 
 static void bench_fill(bench *s, const lvr_kernels *k, uint64_t weight_bytes)
@@ -81,7 +81,7 @@ static void bench_fill(bench *s, const lvr_kernels *k, uint64_t weight_bytes)
         s->x[i] = (float)next_random(&state) * 0x1p-23f - 1.0f;
     for (size_t r = 0; r < s->a.n_rows; r++)
         k->quantize_row(s->x + r * n_in, s->a.n_in, s->a.q + r * n_in, s->a.d + r * n_blocks,
-                        s->a.qsum + r * n_blocks);
+                        s->a.hsum + r * n_blocks * 2);
     s->m.data = s->weights;
     s->a.x = s->x;
 }
@@ -113,7 +113,7 @@ lvr_status lvr_bench_kernels(lvr_wtype type, uint32_t n_out, uint32_t n_in, uint
 {
     if (n_out == 0 || n_in == 0 || rows == 0 || reps == 0)
         return lvr_fail(err, LVR_ERR_USAGE, "sizes, rows and repetitions of a benchmark must be at least 1");
-    if (level > lvr_cpu_best())
+    if (!lvr_cpu_has(level))
         return lvr_fail(err, LVR_ERR_UNSUPPORTED, "this CPU does not have level %d; its best is %d, %s",
                         (int)level, (int)lvr_cpu_best(), lvr_cpu_level_name(lvr_cpu_best()));
     if (lvr_wtype_name(type) == NULL)

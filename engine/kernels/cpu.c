@@ -39,7 +39,11 @@ static const struct {
     {CPU_AMX_BF16, "amx-bf16"},
 };
 
-static const char *const level_names[LVR_CPU_LEVELS] = {[LVR_CPU_C] = "c", [LVR_CPU_AVX2] = "avx2"};
+static const char *const level_names[LVR_CPU_LEVELS] = {
+    [LVR_CPU_C] = "c",       [LVR_CPU_AVX2] = "avx2", [LVR_CPU_AVX512] = "avx512",
+    [LVR_CPU_AMX] = "amx",   [LVR_CPU_NEON] = "neon", [LVR_CPU_DOTPROD] = "dotprod",
+    [LVR_CPU_I8MM] = "i8mm",
+};
 
 #if defined(__x86_64__)
 /* XCR0: which register states the operating system saves. */
@@ -125,6 +129,16 @@ lvr_cpu_level lvr_cpu_best(void)
     if ((cpu_flags() & avx2) != avx2)
         return LVR_CPU_C;
     return LVR_CPU_AVX2;
+}
+
+bool lvr_cpu_has(lvr_cpu_level level)
+{
+#if defined(__x86_64__)
+    const lvr_cpu_level first = LVR_CPU_AVX2;
+#else
+    const lvr_cpu_level first = LVR_CPU_NEON;
+#endif
+    return level == LVR_CPU_C || (level >= first && level <= lvr_cpu_best());
 }
 
 void lvr_cpu_flags_text(char *buf, size_t n)

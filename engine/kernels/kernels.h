@@ -5,8 +5,14 @@
  *
  *  - Quantised dot products: activations are quantised per row and block of 32
  *    (q = round-to-nearest-even(x * (127 / amax)), int8 in [-127, 127], d = amax / 127 in float); per output
- *    acc = fmaf((float)isum, dw * da, acc) over blocks in ascending order, isum exact.
- *  - F32/F16 weights: acc = fmaf(w, x, acc) over inputs in ascending order.
+ *    acc = fmaf((float)isum, dw * da, acc) over blocks in ascending order, isum exact. Types differ only in
+ *    how a block unpacks (code: unsigned, as stored):
+ *      Q8_0, Q4_0, Q5_0   isum = sum((code - 128 | 8 | 16) * q), dw = d
+ *      Q4_1, Q5_1         isum = sum(code * q), dw = d; then acc = fmaf((float)qsum, m * da, acc)
+ *      Q4_K, Q5_K         isum = sc * sum(code * q), dw = d; then acc = fmaf((float)(mn * qsum), -dmin * da,
+ * acc) Q6_K               isum = sc0 * sum((code - 32) * q, first 16) + sc1 * sum((code - 32) * q, last 16),
+ * dw = d with qsum the sum of the block's q. All these sums are below 2^24: (float) is exact.
+ *  - F32/F16/BF16 weights: acc = fmaf(w, x, acc) over inputs in ascending order.
  *  - Reductions along a row (RMS norm, q.k, softmax sums, max) use 16 interleaved partials (element i goes to
  *    partial i % 16, in ascending order, by fmaf), folded as p[i] += p[i+8], then += [i+4], [i+2], [i+1].
  *  - exp is our own polynomial (lvr_expf in ref.c), the same operations at every level: within 1 ulp on
@@ -23,7 +29,15 @@
  *    Q4_0: f16 d[16], then u8 q[4][16][4]:
  *          low nibble = weight code of input 4j + i, high nibble = of input 16 + 4j + i
  *          (code 0..15, value code - 8)
- *    F16 / F32: element [input][16 outputs], input ascending (no block header)
+ *    F16 / BF16 / F32: element [input][16 outputs], input ascending (no block header)
+ *    Q4_1: f16 d[16], f16 m[16], then q as Q4_0
+ *    Q5_0: f16 d[16], then q as Q4_0 (low four bits), then u32 h[16]: bit i of h[o] = fifth bit of input i
+ *    Q5_1: f16 d[16], f16 m[16], then q and h as Q5_0
+ *    K types go by super-blocks of 256 inputs (8 blocks):
+ *    Q4_K: f16 d[16], f16 -dmin[16], u8 sc[8][16], u8 mn[8][16], then 8 times q as Q4_0
+ *    Q5_K: as Q4_K, each q followed by h as Q5_0
+ *    Q6_K: f16 d[16], s8 sc[8][2][16], then 8 times { q as Q4_0 (low four bits), u8 h[2][16][4] }:
+ *          bits 2k, 2k + 1 of h[j][o][i] = bits 4, 5 of input 4 (2k + j) + i
  *
  * Data is 64-byte aligned at its start. The layout is the same for every SIMD level.
  */
@@ -39,7 +53,20 @@
 #define LVR_BLOCK 32u /* inputs per quantisation block */
 
 /* Values are GGUF's type numbers. */
-typedef enum lvr_wtype { LVR_F32 = 0, LVR_F16 = 1, LVR_Q4_0 = 2, LVR_Q8_0 = 8 } lvr_wtype;
+typedef enum lvr_wtype {
+    LVR_F32 = 0,
+    LVR_F16 = 1,
+    LVR_Q4_0 = 2,
+    LVR_Q4_1 = 3,
+    LVR_Q5_0 = 6,
+    LVR_Q5_1 = 7,
+    LVR_Q8_0 = 8,
+    LVR_Q4_K = 12,
+    LVR_Q5_K = 13,
+    LVR_Q6_K = 14,
+    LVR_BF16 = 30,
+    LVR_WTYPE_SLOTS /* tables indexed by type */
+} lvr_wtype;
 const char *lvr_wtype_name(lvr_wtype t); /* NULL: a type this build does not know */
 /* Bytes of a GGUF row; 0 if n_in does not fit the type's block, or the size does not fit 64 bits. */
 uint64_t lvr_wtype_row_bytes(lvr_wtype t, uint64_t n_in);
@@ -58,21 +85,34 @@ void lvr_pack_matrix(lvr_wtype t, uint32_t n_out, uint32_t n_in, const void *ggu
 /* Output row `row` as floats (embedding look-up): exactly d * q. */
 void lvr_packed_row(const lvr_matrix *m, uint32_t row, float *ret_row);
 
-/* Rows of activations ready for any weight type. x and q are n_rows * n_in, d and qsum n_rows * n_in / 32.
- * Products of F32 and F16 read x alone, the others q, d and qsum, which must be as quantize_row makes them.
- */
+bool lvr_wtype_quantised(lvr_wtype t); /* its products read quantised activations */
+
+/* Rows of activations ready for any weight type. x and q are n_rows * n_in, d n_rows * n_in / 32, hsum
+ * n_rows * n_in / 16. Products of F32, F16 and BF16 read x alone, the others q, d and hsum, which must be as
+ * quantize_row makes them. */
 typedef struct lvr_acts {
     uint32_t n_rows, n_in;
     const float *x; /* row-major */
     int8_t *q;
     float *d;
-    int32_t *qsum; /* sum of q over the block */
+    int16_t *hsum; /* sums of q over the two halves of each block */
 } lvr_acts;
 
-typedef enum lvr_cpu_level { LVR_CPU_C = 0, LVR_CPU_AVX2 = 1, LVR_CPU_LEVELS } lvr_cpu_level;
+/* The ladders: C, AVX2, AVX512 (with VNNI), AMX on x86-64; C, NEON, DOTPROD, I8MM on arm64. */
+typedef enum lvr_cpu_level {
+    LVR_CPU_C = 0,
+    LVR_CPU_AVX2,
+    LVR_CPU_AVX512,
+    LVR_CPU_AMX,
+    LVR_CPU_NEON,
+    LVR_CPU_DOTPROD,
+    LVR_CPU_I8MM,
+    LVR_CPU_LEVELS
+} lvr_cpu_level;
 const char *lvr_cpu_level_name(lvr_cpu_level level);
 bool lvr_cpu_level_parse(const char *name, lvr_cpu_level *ret);
-lvr_cpu_level lvr_cpu_best(void); /* probed (CPUID and XGETBV), cached */
+lvr_cpu_level lvr_cpu_best(void);      /* probed (CPUID and XGETBV, or getauxval), cached */
+bool lvr_cpu_has(lvr_cpu_level level); /* on this machine's ladder, at or below the best */
 /* What the machine has, e.g. "avx2 fma f16c avx512-vnni amx-int8". */
 void lvr_cpu_flags_text(char *buf, size_t n);
 
@@ -83,11 +123,11 @@ typedef void (*lvr_matmul_fn)(const lvr_matrix *m, const lvr_acts *a, uint32_t g
  * it does faster. */
 typedef struct lvr_kernels {
     lvr_cpu_level level;
-    /* x[n_in] of one row -> q, d, qsum. n_in is a multiple of 32. */
-    void (*quantize_row)(const float *x, uint32_t n_in, int8_t *q, float *d, int32_t *qsum);
+    /* x[n_in] of one row -> q, d, hsum. n_in is a multiple of 32. */
+    void (*quantize_row)(const float *x, uint32_t n_in, int8_t *q, float *d, int16_t *hsum);
     /* out[r * out_stride + o] for all rows r of `a` and outputs o of groups [group_begin, group_end); outputs
      * >= n_out are not written. */
-    lvr_matmul_fn matmul_f32, matmul_f16, matmul_q4_0, matmul_q8_0;
+    lvr_matmul_fn matmul[LVR_WTYPE_SLOTS]; /* NULL: not a type */
     /* y[i] = x[i] * (1 / sqrtf(mean(x^2) + eps)) * w[i]. In this and the next two y may be an input. */
     void (*rmsnorm)(const float *x, const float *w, uint32_t n, float eps, float *y);
     /* y[i] = silu(g[i]) * u[i], silu(g) = g / (1 + exp(-g)) */
@@ -108,7 +148,7 @@ typedef struct lvr_kernels {
     float (*max)(const float *x, uint32_t n); /* NaNs are passed over; -infinity if nothing is left */
 } lvr_kernels;
 
-/* Fills the ladder up to min(level, what the CPU has). */
+/* Fills the ladder up to `level`, or as far as the CPU goes (the best, if `level` is of another ladder). */
 void lvr_kernels_init(lvr_kernels *k, lvr_cpu_level level);
 lvr_matmul_fn lvr_kernels_matmul(const lvr_kernels *k, lvr_wtype t); /* NULL: unknown type */
 

@@ -142,39 +142,38 @@ static uint32_t max_magnitude_bits(const float *x)
     return most;
 }
 
-static void quantize_flat(int8_t *q, float *d, int32_t *qsum, float scale)
+static void quantize_flat(int8_t *q, float *d, int16_t *hsum, float scale)
 {
     memset(q, 0, LVR_BLOCK);
     *d = scale;
-    *qsum = 0;
+    hsum[0] = hsum[1] = 0;
 }
 
-static void quantize_block(const float *x, int8_t *q, float *d, int32_t *qsum)
+static void quantize_block(const float *x, int8_t *q, float *d, int16_t *hsum)
 {
     const uint32_t bits = max_magnitude_bits(x);
     if (bits >= 0x7f800000u) {
-        quantize_flat(q, d, qsum, NAN);
+        quantize_flat(q, d, hsum, NAN);
         return;
     }
     const float amax = lvr_bits_f32(bits);
     if (amax < LVR_QUANT_MIN_AMAX) {
-        quantize_flat(q, d, qsum, 0.0f);
+        quantize_flat(q, d, hsum, 0.0f);
         return;
     }
     const float inverse = 127.0f / amax;
-    int32_t sum = 0;
+    hsum[0] = hsum[1] = 0;
     for (uint32_t i = 0; i < LVR_BLOCK; i++) {
         q[i] = (int8_t)lrintf(x[i] * inverse);
-        sum += q[i];
+        hsum[i / (LVR_BLOCK / 2u)] = (int16_t)(hsum[i / (LVR_BLOCK / 2u)] + q[i]);
     }
     *d = amax / 127.0f;
-    *qsum = sum;
 }
 
-static void ref_quantize_row(const float *x, uint32_t n_in, int8_t *q, float *d, int32_t *qsum)
+static void ref_quantize_row(const float *x, uint32_t n_in, int8_t *q, float *d, int16_t *hsum)
 {
     for (size_t b = 0; b < n_in / LVR_BLOCK; b++)
-        quantize_block(x + b * LVR_BLOCK, q + b * LVR_BLOCK, d + b, qsum + b);
+        quantize_block(x + b * LVR_BLOCK, q + b * LVR_BLOCK, d + b, hsum + 2 * b);
 }
 
 /* ---- matrix products: one row of activations times one group of 16 outputs ---- */
@@ -346,10 +345,10 @@ void lvr_kernels_init_c(lvr_kernels *k)
     *k = (lvr_kernels){
         .level = LVR_CPU_C,
         .quantize_row = ref_quantize_row,
-        .matmul_f32 = ref_matmul_f32,
-        .matmul_f16 = ref_matmul_f16,
-        .matmul_q4_0 = ref_matmul_q4_0,
-        .matmul_q8_0 = ref_matmul_q8_0,
+        .matmul[LVR_F32] = ref_matmul_f32,
+        .matmul[LVR_F16] = ref_matmul_f16,
+        .matmul[LVR_Q4_0] = ref_matmul_q4_0,
+        .matmul[LVR_Q8_0] = ref_matmul_q8_0,
         .rmsnorm = ref_rmsnorm,
         .silu_mul = ref_silu_mul,
         .add = ref_add,

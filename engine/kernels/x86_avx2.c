@@ -85,14 +85,14 @@ static inline int32_t sum_epi32_lanes(__m256i v)
     return _mm_cvtsi128_si32(s);
 }
 
-static inline void quantize_flat(int8_t *q, float *d, int32_t *qsum, float scale)
+static inline void quantize_flat(int8_t *q, float *d, int16_t *hsum, float scale)
 {
     memset(q, 0, LVR_BLOCK);
     *d = scale;
-    *qsum = 0;
+    hsum[0] = hsum[1] = 0;
 }
 
-static inline void quantize_block(const float *x, int8_t *q, float *d, int32_t *qsum)
+static inline void quantize_block(const float *x, int8_t *q, float *d, int16_t *hsum)
 {
     const __m256 v0 = _mm256_loadu_ps(x), v1 = _mm256_loadu_ps(x + 8);
     const __m256 v2 = _mm256_loadu_ps(x + 16), v3 = _mm256_loadu_ps(x + 24);
@@ -104,12 +104,12 @@ static inline void quantize_block(const float *x, int8_t *q, float *d, int32_t *
     const uint32_t bits =
         max_epi32_lanes(_mm256_max_epi32(_mm256_max_epi32(m0, m1), _mm256_max_epi32(m2, m3)));
     if (bits >= 0x7f800000u) {
-        quantize_flat(q, d, qsum, NAN);
+        quantize_flat(q, d, hsum, NAN);
         return;
     }
     const float amax = lvr_bits_f32(bits);
     if (amax < LVR_QUANT_MIN_AMAX) {
-        quantize_flat(q, d, qsum, 0.0f);
+        quantize_flat(q, d, hsum, 0.0f);
         return;
     }
     const __m256 inverse = _mm256_set1_ps(127.0f / amax);
@@ -122,13 +122,14 @@ static inline void quantize_block(const float *x, int8_t *q, float *d, int32_t *
     const __m256i ordered = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     _mm256_storeu_si256((__m256i *)(void *)q, ordered);
     *d = amax / 127.0f;
-    *qsum = sum_epi32_lanes(_mm256_add_epi32(_mm256_add_epi32(q0, q1), _mm256_add_epi32(q2, q3)));
+    hsum[0] = (int16_t)sum_epi32_lanes(_mm256_add_epi32(q0, q1));
+    hsum[1] = (int16_t)sum_epi32_lanes(_mm256_add_epi32(q2, q3));
 }
 
-static void avx2_quantize_row(const float *x, uint32_t n_in, int8_t *q, float *d, int32_t *qsum)
+static void avx2_quantize_row(const float *x, uint32_t n_in, int8_t *q, float *d, int16_t *hsum)
 {
     for (size_t b = 0; b < n_in / LVR_BLOCK; b++)
-        quantize_block(x + b * LVR_BLOCK, q + b * LVR_BLOCK, d + b, qsum + b);
+        quantize_block(x + b * LVR_BLOCK, q + b * LVR_BLOCK, d + b, hsum + 2 * b);
 }
 
 /* ---- element by element ---- */

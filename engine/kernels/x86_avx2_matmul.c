@@ -7,7 +7,8 @@
  * Exactness. VPMADDUBSW (u8 x s8, pairs summed into s16) saturates: 2 * 255 * 127 > 32767, so Q8_0 codes are
  * split into even and odd bytes, widened, and multiplied by VPMADDWD into 32 bits. Q4_0 codes are at most 15,
  * so VPMADDUBSW is exact, and even the sum over a whole block fits 16 bits: 8 * 2 * 15 * 127 = 30480. The
- * codes' bias is taken off per block: sum((code - bias) q) = sum(code q) - bias qsum.
+ * codes' bias is taken off per block: sum((code - bias) q) = sum(code q) - bias sum(q): one VPMADDWD on
+ * the pair of half-block sums.
  */
 #include "engine/kernels/levels.h"
 
@@ -37,6 +38,14 @@ INLINE __m256i broadcast_quad(const int8_t *q)
 {
     int32_t v;
     memcpy(&v, q, sizeof v);
+    return _mm256_set1_epi32(v);
+}
+
+/* The block's two half sums, in every 32-bit lane. */
+INLINE __m256i broadcast_pair(const int16_t *hsum, size_t block)
+{
+    int32_t v;
+    memcpy(&v, hsum + 2u * block, sizeof v);
     return _mm256_set1_epi32(v);
 }
 
@@ -85,10 +94,9 @@ INLINE void q8_0_tile(const uint8_t *group, const lvr_acts *a, uint32_t row, __m
     const size_t n_blocks = a->n_in / LVR_BLOCK;
     const int8_t *q = a->q + (size_t)row * a->n_in;
     const float *d = a->d + row * n_blocks;
-    const int32_t *qsum = a->qsum + row * n_blocks;
+    const int16_t *hsum = a->hsum + row * n_blocks * 2u;
     const __m256i low_bytes = _mm256_set1_epi16(0xff);
-    const __m256i minus_bias =
-        _mm256_set1_epi32(-LVR_Q8_BIAS & 0xffff); /* |qsum| <= 32 * 127: its low 16 bits hold it */
+    const __m256i minus_bias = _mm256_set1_epi16(-LVR_Q8_BIAS);
     __m256 acc[MAX_ROWS][2];
     for (unsigned r = 0; r < n_rows; r++)
         acc[r][0] = acc[r][1] = _mm256_setzero_ps();
@@ -97,8 +105,7 @@ INLINE void q8_0_tile(const uint8_t *group, const lvr_acts *a, uint32_t row, __m
     for (size_t b = 0; b < n_blocks; b++, group += LVR_Q8_BLOCK_BYTES) {
         __m256i isum[MAX_ROWS][2];
         for (unsigned r = 0; r < n_rows; r++)
-            isum[r][0] = isum[r][1] =
-                _mm256_madd_epi16(_mm256_set1_epi32(qsum[r * n_blocks + b]), minus_bias);
+            isum[r][0] = isum[r][1] = _mm256_madd_epi16(broadcast_pair(hsum, r * n_blocks + b), minus_bias);
 #pragma GCC unroll 8 /* rolled, gcc 12 keeps half of the sums in memory: 15 % slower */
         for (unsigned j = 0; j < QUADS; j++) {
             const __m256i w0 = load_si256(group + LVR_SCALES_BYTES + j * 64u);
@@ -140,7 +147,7 @@ INLINE void q4_0_tile(const uint8_t *group, const lvr_acts *a, uint32_t row, __m
     const size_t n_blocks = a->n_in / LVR_BLOCK;
     const int8_t *q = a->q + (size_t)row * a->n_in;
     const float *d = a->d + row * n_blocks;
-    const int32_t *qsum = a->qsum + row * n_blocks;
+    const int16_t *hsum = a->hsum + row * n_blocks * 2u;
     const __m256i low_nibbles = _mm256_set1_epi8(0x0f), ones = _mm256_set1_epi16(1);
     __m256 acc[MAX_ROWS][2];
     for (unsigned r = 0; r < n_rows; r++)
@@ -168,7 +175,8 @@ INLINE void q4_0_tile(const uint8_t *group, const lvr_acts *a, uint32_t row, __m
         const __m256 dw0 = load_half8(group), dw1 = load_half8(group + 16);
         for (unsigned r = 0; r < n_rows; r++) {
             const __m256 da = _mm256_set1_ps(d[r * n_blocks + b]);
-            const __m256i bias = _mm256_set1_epi32(LVR_Q4_BIAS * qsum[r * n_blocks + b]);
+            const __m256i bias =
+                _mm256_madd_epi16(broadcast_pair(hsum, r * n_blocks + b), _mm256_set1_epi16(LVR_Q4_BIAS));
             acc[r][0] =
                 scale_block(_mm256_sub_epi32(_mm256_madd_epi16(pairs[r][0], ones), bias), dw0, da, acc[r][0]);
             acc[r][1] =
@@ -286,8 +294,8 @@ static void avx2_matmul_q8_0(const lvr_matrix *m, const lvr_acts *a, uint32_t be
 
 void lvr_kernels_init_avx2_matmul(lvr_kernels *k)
 {
-    k->matmul_f32 = avx2_matmul_f32;
-    k->matmul_f16 = avx2_matmul_f16;
-    k->matmul_q4_0 = avx2_matmul_q4_0;
-    k->matmul_q8_0 = avx2_matmul_q8_0;
+    k->matmul[LVR_F32] = avx2_matmul_f32;
+    k->matmul[LVR_F16] = avx2_matmul_f16;
+    k->matmul[LVR_Q4_0] = avx2_matmul_q4_0;
+    k->matmul[LVR_Q8_0] = avx2_matmul_q8_0;
 }

@@ -52,7 +52,7 @@ typedef struct scratch {
     float a[DIM], b[DIM], y[DIM];
     int8_t q[DIM];
     float d[DIM / LVR_BLOCK];
-    int32_t qsum[DIM / LVR_BLOCK];
+    int16_t hsum[DIM / LVR_BLOCK * 2];
     uint16_t half[DIM], keys[POSITIONS][HEAD_DIM];
     const uint16_t *k[POSITIONS];
 } scratch;
@@ -61,7 +61,7 @@ typedef void (*op_fn)(const lvr_kernels *k, scratch *s);
 
 static void op_quantize(const lvr_kernels *k, scratch *s)
 {
-    k->quantize_row(s->a, DIM, s->q, s->d, s->qsum);
+    k->quantize_row(s->a, DIM, s->q, s->d, s->hsum);
 }
 
 static void op_rmsnorm(const lvr_kernels *k, scratch *s)

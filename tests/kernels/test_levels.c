@@ -52,10 +52,10 @@ static void product_init(product *p, const lvr_kernels *k)
                       .x = p->x,
                       .q = kt_alloc(n),
                       .d = kt_alloc(p->rows * n_blocks * sizeof(float)),
-                      .qsum = kt_alloc(p->rows * n_blocks * sizeof(int32_t))};
+                      .hsum = kt_alloc(p->rows * n_blocks * 2 * sizeof(int16_t))};
     for (size_t r = 0; r < p->rows; r++)
         k->quantize_row(p->x + r * p->n_in, p->n_in, p->a.q + r * p->n_in, p->a.d + r * n_blocks,
-                        p->a.qsum + r * n_blocks);
+                        p->a.hsum + r * n_blocks * 2);
 }
 
 static void product_free(product *p)
@@ -64,7 +64,7 @@ static void product_free(product *p)
     free(p->x);
     free(p->a.q);
     free(p->a.d);
-    free(p->a.qsum);
+    free(p->a.hsum);
 }
 
 static lvr_acts one_row(const lvr_acts *a, uint32_t row)
@@ -75,7 +75,7 @@ static lvr_acts one_row(const lvr_acts *a, uint32_t row)
                       .x = a->x + (size_t)row * a->n_in,
                       .q = a->q + (size_t)row * a->n_in,
                       .d = a->d + row * n_blocks,
-                      .qsum = a->qsum + row * n_blocks};
+                      .hsum = a->hsum + row * n_blocks * 2};
 }
 
 static void check_product(const product *p, const kt_buf *want, const kt_buf *got, size_t stride,
@@ -184,7 +184,7 @@ static void compare_quantize(const levels *l, kt_shape shape, uint32_t n)
     kt_check(memcmp(q[0].data, q[1].data, n) == 0, "%s: quantize_row, q, n %u, shape %d", l->name, n, shape);
     kt_check(kt_same_floats(d[0].data, d[1].data, n / LVR_BLOCK, &at), "%s: quantize_row, d, n %u, shape %d",
              l->name, n, shape);
-    kt_check(memcmp(s[0].data, s[1].data, s[0].bytes) == 0, "%s: quantize_row, qsum, n %u, shape %d", l->name,
+    kt_check(memcmp(s[0].data, s[1].data, s[0].bytes) == 0, "%s: quantize_row, hsum, n %u, shape %d", l->name,
              n, shape);
     for (int i = 0; i < 2; i++) {
         kt_buf_free(&q[i]);
@@ -435,10 +435,10 @@ static unsigned check_level(const lvr_kernels *c, const lvr_kernels *lower, cons
         n_new++;                                                                                             \
     }
     IF_NEW(quantize_row, check_quantize(&l))
-    IF_NEW(matmul_f32, check_matmul(&l, LVR_F32))
-    IF_NEW(matmul_f16, check_matmul(&l, LVR_F16))
-    IF_NEW(matmul_q4_0, check_matmul(&l, LVR_Q4_0))
-    IF_NEW(matmul_q8_0, check_matmul(&l, LVR_Q8_0))
+    IF_NEW(matmul[LVR_F32], check_matmul(&l, LVR_F32))
+    IF_NEW(matmul[LVR_F16], check_matmul(&l, LVR_F16))
+    IF_NEW(matmul[LVR_Q4_0], check_matmul(&l, LVR_Q4_0))
+    IF_NEW(matmul[LVR_Q8_0], check_matmul(&l, LVR_Q8_0))
     IF_NEW(rmsnorm, check_binary(&l, call_rmsnorm, "rmsnorm"))
     IF_NEW(silu_mul, check_binary(&l, call_silu_mul, "silu_mul"))
     IF_NEW(add, check_binary(&l, call_add, "add"))

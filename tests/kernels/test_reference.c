@@ -242,7 +242,7 @@ static void check_product_of(lvr_wtype t)
     enum { N_OUT = 21, N_IN = 320, ROWS = 3, BLOCKS = N_IN / LVR_BLOCK };
     static float x[ROWS * N_IN], d[ROWS * BLOCKS], w[N_IN], out[ROWS * N_OUT];
     static int8_t q[ROWS * N_IN];
-    static int32_t qsum[ROWS * BLOCKS];
+    static int16_t hsum[ROWS * BLOCKS * 2];
     lvr_kernels k;
     lvr_kernels_init(&k, LVR_CPU_C);
     const size_t row_bytes = lvr_wtype_row_bytes(t, N_IN);
@@ -252,9 +252,9 @@ static void check_product_of(lvr_wtype t)
     lvr_pack_matrix(t, N_OUT, N_IN, gguf, packed.data);
     kt_fill(KT_NORMAL, x, ROWS * N_IN);
     for (int r = 0; r < ROWS; r++)
-        k.quantize_row(x + r * N_IN, N_IN, q + r * N_IN, d + r * BLOCKS, qsum + r * BLOCKS);
+        k.quantize_row(x + r * N_IN, N_IN, q + r * N_IN, d + r * BLOCKS, hsum + r * BLOCKS * 2);
     const lvr_matrix m = {t, N_OUT, N_IN, packed.data};
-    const lvr_acts a = {ROWS, N_IN, x, q, d, qsum};
+    const lvr_acts a = {ROWS, N_IN, x, q, d, hsum};
     lvr_kernels_matmul(&k, t)(&m, &a, 0, 2, out, N_OUT);
     for (uint32_t o = 0; o < N_OUT; o++) {
         lvr_packed_row(&m, o, w);
@@ -274,31 +274,33 @@ static void check_quantized_values(void)
     enum { N = 3200 };
     static float x[N], d[N / LVR_BLOCK];
     static int8_t q[N];
-    static int32_t qsum[N / LVR_BLOCK];
+    static int16_t hsum[N / LVR_BLOCK * 2];
     lvr_kernels k;
     lvr_kernels_init(&k, LVR_CPU_C);
     kt_fill(KT_NORMAL, x, N);
-    k.quantize_row(x, N, q, d, qsum);
+    k.quantize_row(x, N, q, d, hsum);
     for (int i = 0; i < N; i++)
         kt_check(fabsf(x[i] - d[i / 32] * (float)q[i]) <= 0.501f * d[i / 32], "element %d: %g as %d * %g", i,
                  (double)x[i], q[i], (double)d[i / 32]);
     for (int b = 0; b < N / 32; b++) {
-        int sum = 0, most = 0;
+        int sum[2] = {0, 0}, most = 0;
         for (int i = 32 * b; i < 32 * (b + 1); i++) {
-            sum += q[i];
+            sum[i / 16 % 2] += q[i];
             most = abs(q[i]) > most ? abs(q[i]) : most;
         }
-        kt_check(sum == qsum[b] && most == 127, "block %d: sum %d as %d, most %d", b, sum, qsum[b], most);
+        kt_check(sum[0] == hsum[2 * b] && sum[1] == hsum[2 * b + 1] && most == 127,
+                 "block %d: sums %d, %d as %d, %d, most %d", b, sum[0], sum[1], hsum[2 * b], hsum[2 * b + 1],
+                 most);
     }
     x[5] = INFINITY;
     x[40] = NAN;
-    k.quantize_row(x, 64, q, d, qsum);
+    k.quantize_row(x, 64, q, d, hsum);
     for (int b = 0; b < 2; b++)
-        kt_check(isnan(d[b]) && qsum[b] == 0 && q[32 * b] == 0,
+        kt_check(isnan(d[b]) && hsum[2 * b] == 0 && q[32 * b] == 0,
                  "a block with an infinity or NaN has scale NaN, codes 0");
     kt_fill(KT_ZERO, x, 32);
-    k.quantize_row(x, 32, q, d, qsum);
-    kt_check(d[0] == 0.0f && q[0] == 0 && qsum[0] == 0, "a block of zeros has scale and codes 0");
+    k.quantize_row(x, 32, q, d, hsum);
+    kt_check(d[0] == 0.0f && q[0] == 0 && hsum[0] == 0, "a block of zeros has scale and codes 0");
 }
 
 /* Uniform scores: attention is the mean of the values. One overwhelming score: it is that value. */
