@@ -17,8 +17,9 @@ typedef struct lvr_bench_list {
 lvr_status lvr_bench_parse_list(const char *option, const char *text, uint32_t max, lvr_bench_list *ret,
                                 lvr_error *err);
 
-/* The choices of --level: what the CPU has best, then each level by name. */
-#define LVR_BENCH_LEVEL_CHOICES ((const char *const[]){"best", "c", "avx2", NULL})
+/* The choices of --level: what the CPU has best, then each level by name, in lvr_cpu_level's order. */
+#define LVR_BENCH_LEVEL_CHOICES                                                                              \
+    ((const char *const[]){"best", "c", "avx2", "avx512", "amx", "neon", "dotprod", "i8mm", NULL})
 /* A level that the CPU lacks is LVR_ERR_UNSUPPORTED: a benchmark never falls back in silence. */
 lvr_status lvr_bench_level(int choice, lvr_cpu_level *ret, lvr_error *err);
 

@@ -6,6 +6,7 @@
 #include "engine/kernels/bench.h"
 #include <math.h>
 #include <string.h>
+#include <strings.h>
 
 typedef struct kernels_options {
     const char *types, *rows, *threads;
@@ -14,6 +15,7 @@ typedef struct kernels_options {
     bool json;
 } kernels_options;
 
+#define ALL_TYPES "q8_0,q4_0,q4_1,q5_0,q5_1,q4_k,q5_k,q6_k,bf16,f16,f32"
 #define FIELD(f) offsetof(kernels_options, f)
 
 static const lvr_param table[] = {
@@ -21,7 +23,7 @@ static const lvr_param table[] = {
      .type = LVR_PARAM_STR,
      .offset = FIELD(types),
      .def = NAN,
-     .def_str = "q8_0,q4_0,f16,f32",
+     .def_str = ALL_TYPES,
      .help = "weight types, separated by commas"},
     {.name = "rows",
      .type = LVR_PARAM_STR,
@@ -40,7 +42,7 @@ static const lvr_param table[] = {
      .type = LVR_PARAM_ENUM,
      .offset = FIELD(level),
      .min = 0,
-     .max = 2,
+     .max = LVR_CPU_LEVELS,
      .def = 0,
      .choices = LVR_BENCH_LEVEL_CHOICES,
      .help = "SIMD level"},
@@ -76,33 +78,34 @@ static const lvr_param table[] = {
 
 /* What is measured, once the options are understood. */
 typedef struct plan {
-    lvr_wtype types[4];
+    lvr_wtype types[LVR_WTYPE_SLOTS];
     uint32_t n_types;
     lvr_bench_list rows, threads;
     lvr_cpu_level level;
     const kernels_options *options;
 } plan;
 
-static const struct {
-    const char *name;
-    lvr_wtype type;
-} known_types[] = {{"q8_0", LVR_Q8_0}, {"q4_0", LVR_Q4_0}, {"f16", LVR_F16}, {"f32", LVR_F32}};
-
-#define N_TYPES (sizeof known_types / sizeof *known_types)
+/* LVR_WTYPE_SLOTS: no such type. */
+static lvr_wtype type_named(const char *name, size_t n)
+{
+    unsigned t = 0;
+    for (; t < LVR_WTYPE_SLOTS; t++) {
+        const char *known = lvr_wtype_name((lvr_wtype)t);
+        if (known != NULL && strlen(known) == n && strncasecmp(known, name, n) == 0)
+            break;
+    }
+    return (lvr_wtype)t;
+}
 
 static lvr_status parse_types(const char *text, plan *p, lvr_error *err)
 {
     for (const char *at = text;; at++) {
         const size_t n = strcspn(at, ",");
-        size_t i = 0;
-        while (i < N_TYPES && !(strlen(known_types[i].name) == n && strncmp(at, known_types[i].name, n) == 0))
-            i++;
-        if (i == N_TYPES || p->n_types == N_TYPES)
-            return lvr_fail(
-                err, LVR_ERR_USAGE,
-                "--types: expected at most four of q8_0, q4_0, f16, f32 separated by commas, found '%s'",
-                text);
-        p->types[p->n_types++] = known_types[i].type;
+        const lvr_wtype type = type_named(at, n);
+        if (type == LVR_WTYPE_SLOTS || p->n_types == LVR_WTYPE_SLOTS)
+            return lvr_fail(err, LVR_ERR_USAGE,
+                            "--types: expected some of %s separated by commas, found '%s'", ALL_TYPES, text);
+        p->types[p->n_types++] = type;
         at += n;
         if (*at == '\0')
             return LVR_OK;

@@ -19,7 +19,11 @@ lvr_status lvr_cmd_bench(int argc, char *const *argv, lvr_error *err);
 
 lvr_status lvr_bench_flash_cmd(int argc, char *const *argv, lvr_error *err);
 lvr_status lvr_bench_kernels_cmd(int argc, char *const *argv, lvr_error *err);
+lvr_status lvr_bench_accel_cmd(int argc, char *const *argv, lvr_error *err);
 lvr_status lvr_bench_model_cmd(int argc, char *const *argv, lvr_error *err);
+lvr_status lvr_bench_perplexity_cmd(int argc, char *const *argv, lvr_error *err);
+lvr_status lvr_bench_agreement_cmd(int argc, char *const *argv, lvr_error *err);
+lvr_status lvr_bench_tokenizer_cmd(int argc, char *const *argv, lvr_error *err);
 
 /* Set by SIGINT/SIGTERM; every long loop looks at it. */
 extern atomic_bool lvr_cli_cancel;

@@ -5,23 +5,18 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char usage[] = "usage: lever bench kernels|flash|accel|model [options]\n"
-                            "\n"
-                            "  kernels   matrix products by weight type, rows, threads and SIMD level\n"
-                            "  flash     read rate and latency of the flash by engine, size and depth\n"
-                            "  accel     launch and copy costs of accelerators (not in this version)\n"
-                            "  model     whole passes of a resident model by row count\n"
-                            "\n"
-                            "`lever bench NAME --help` lists a benchmark's options.\n";
-
-static lvr_status bench_accel(int argc, char *const *argv, lvr_error *err)
-{
-    (void)argc;
-    (void)argv;
-    return lvr_fail(err, LVR_ERR_UNSUPPORTED,
-                    "bench accel: this version has no accelerator back end, so there is nothing to measure; "
-                    "`lever bench kernels` measures the CPU");
-}
+static const char usage[] =
+    "usage: lever bench kernels|flash|accel|model|perplexity|agreement|tokenizer [options]\n"
+    "\n"
+    "  kernels   matrix products by weight type, rows, threads and SIMD level\n"
+    "  flash     read rate and latency of the flash by engine, size and depth\n"
+    "  accel     an accelerator: layers by row count against the CPU, cost of handing over\n"
+    "  model     whole passes of a resident model by row count\n"
+    "  perplexity  how well a model predicts a text\n"
+    "  agreement   how well a draft foretells its target, and early layers the last\n"
+    "  tokenizer   how fast a text becomes tokens\n"
+    "\n"
+    "`lever bench NAME --help` lists a benchmark's options.\n";
 
 typedef struct bench {
     const char *name;
@@ -29,10 +24,10 @@ typedef struct bench {
 } bench;
 
 static const bench benches[] = {
-    {"kernels", lvr_bench_kernels_cmd},
-    {"flash", lvr_bench_flash_cmd},
-    {"accel", bench_accel},
-    {"model", lvr_bench_model_cmd},
+    {"kernels", lvr_bench_kernels_cmd},       {"flash", lvr_bench_flash_cmd},
+    {"accel", lvr_bench_accel_cmd},           {"model", lvr_bench_model_cmd},
+    {"perplexity", lvr_bench_perplexity_cmd}, {"agreement", lvr_bench_agreement_cmd},
+    {"tokenizer", lvr_bench_tokenizer_cmd},
 };
 
 #define N_BENCHES (sizeof benches / sizeof *benches)
@@ -43,14 +38,18 @@ static lvr_status fail_unknown(const char *name, lvr_error *err)
     for (size_t i = 0; i < N_BENCHES; i++)
         names[i] = benches[i].name;
     const char *near = lvr_closest_name(name, names, N_BENCHES);
-    return lvr_fail(err, LVR_ERR_USAGE, "bench: expected kernels, flash, accel or model, found '%s'%s%s%s",
-                    name, near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
+    return lvr_fail(
+        err, LVR_ERR_USAGE,
+        "bench: expected kernels, flash, accel, model, perplexity, agreement or tokenizer, found '%s'%s%s%s",
+        name, near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
 }
 
 lvr_status lvr_cmd_bench(int argc, char *const *argv, lvr_error *err)
 {
     if (argc < 2)
-        return lvr_fail(err, LVR_ERR_USAGE, "bench: say what to measure: kernels, flash, accel or model");
+        return lvr_fail(
+            err, LVR_ERR_USAGE,
+            "bench: say what to measure: kernels, flash, accel, model, perplexity, agreement or tokenizer");
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
         lvr_buf out = LVR_BUF_INIT;
         lvr_buf_puts(&out, usage);
@@ -103,7 +102,7 @@ lvr_status lvr_bench_level(int choice, lvr_cpu_level *ret, lvr_error *err)
 {
     const lvr_cpu_level best = lvr_cpu_best();
     const lvr_cpu_level wanted = choice == 0 ? best : (lvr_cpu_level)(choice - 1);
-    if (wanted > best)
+    if (!lvr_cpu_has(wanted))
         return lvr_fail(err, LVR_ERR_UNSUPPORTED, "--level: this machine does not have %s, its best is %s",
                         lvr_cpu_level_name(wanted), lvr_cpu_level_name(best));
     *ret = wanted;

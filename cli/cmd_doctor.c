@@ -3,6 +3,7 @@
 #include "cli/cli.h"
 #include "common/fs.h"
 #include "common/json.h"
+#include "common/membw.h"
 #include "common/rng.h"
 #include "engine/flash/flash.h"
 #include <errno.h>
@@ -25,6 +26,7 @@
 #define READ_DEPTH 4u
 #define MAX_READ_BYTES (512 * MIB)
 #define MAX_PROBLEMS 12u
+#define DRAM_SWEEPS 4u
 
 typedef struct doctor_options {
     const char *file, *dir;
@@ -85,6 +87,7 @@ typedef struct findings {
     uint64_t dram_bytes, available_bytes, swap_bytes;
     uint64_t cgroup_bytes; /* 0: no limit */
     uint32_t cgroup_version;
+    double dram_one_bytes_per_s, dram_all_bytes_per_s; /* read by one thread, by all cores; 0: not measured */
     bool has_uring;
     flash_findings flash;
     uint32_t n_problems;
@@ -115,6 +118,19 @@ static void look_at_cpu(findings *f)
         add_problem(
             f, "cpu: no SIMD level this build has kernels for; compute runs portable C, many times slower",
             "use a machine with AVX2, FMA and F16C");
+    if (lvr_cpu_note())
+        add_problem(f, lvr_cpu_note(), "results are right without it; report the machine if it should work");
+}
+
+/* A level counts as there only after its products have been compared with the reference's. */
+static const char *matrix_unit(const findings *f)
+{
+    const char *note = lvr_cpu_note();
+    if (lvr_cpu_has(LVR_CPU_AMX))
+        return "amx-int8, self-test passed; lever run --accel matrix uses it";
+    if (strstr(f->cpu_flags, "amx-int8"))
+        return note ? note : "amx-int8 is there, but this build does not use it";
+    return "none; lever run --accel matrix computes on the CPU instead";
 }
 
 static bool read_text(const char *path, lvr_buf *ret)
@@ -238,6 +254,34 @@ static void look_at_cgroup(findings *f)
         add_problem(
             f, "cgroup: this process may use less memory than the machine has; more is an out-of-memory kill",
             "keep --dram-budget below the limit, or raise it");
+}
+
+static double best_read_rate(lvr_membw *m, uint32_t threads)
+{
+    lvr_pool *pool = NULL;
+    double best = 0;
+    if (lvr_pool_new(threads, &pool, NULL) != LVR_OK)
+        return 0;
+    for (uint32_t i = 0; i < DRAM_SWEEPS; i++) {
+        const double rate = lvr_membw_read(m, pool);
+        best = rate > best ? rate : best;
+    }
+    lvr_pool_free(pool);
+    return best;
+}
+
+/* Where memory is short the rate stays unknown: a doctor does not make things worse. */
+static void measure_memory(findings *f)
+{
+    const uint64_t free_bytes =
+        f->cgroup_bytes && f->cgroup_bytes < f->available_bytes ? f->cgroup_bytes : f->available_bytes;
+    lvr_membw *m = NULL;
+    if (free_bytes / 4 < LVR_MEMBW_BYTES || lvr_membw_new(LVR_MEMBW_BYTES, &m, NULL) != LVR_OK)
+        return;
+    const uint32_t cores = f->cores < LVR_POOL_MAX_THREADS ? f->cores : LVR_POOL_MAX_THREADS;
+    f->dram_one_bytes_per_s = best_read_rate(m, 1);
+    f->dram_all_bytes_per_s = best_read_rate(m, cores ? cores : 1);
+    lvr_membw_free(m);
 }
 
 /* ---- flash ---- */
@@ -402,6 +446,11 @@ static void text_memory(const findings *f, lvr_buf *out)
 {
     lvr_buf_printf(out, "dram        %.1f GiB, %.1f GiB available\n", gib(f->dram_bytes),
                    gib(f->available_bytes));
+    if (f->dram_one_bytes_per_s > 0)
+        lvr_buf_printf(out, "dram rate   %.2f GB/s read by one thread, %.2f GB/s by all cores\n",
+                       f->dram_one_bytes_per_s / 1e9, f->dram_all_bytes_per_s / 1e9);
+    else
+        lvr_buf_puts(out, "dram rate   not measured: too little memory is free\n");
     if (f->cgroup_bytes)
         lvr_buf_printf(out, "cgroup      memory limit %.2f GiB (version %u)\n", gib(f->cgroup_bytes),
                        f->cgroup_version);
@@ -418,6 +467,7 @@ static void report_text(const findings *f, lvr_buf *out)
     lvr_buf_printf(out, "cpu         %u cores for this process; %s\n", f->cores,
                    f->cpu_flags[0] ? f->cpu_flags : "no features known to this build");
     lvr_buf_printf(out, "kernels     %s\n", lvr_cpu_level_name(f->level));
+    lvr_buf_printf(out, "matrix unit %s\n", matrix_unit(f));
     text_memory(f, out);
     lvr_buf_printf(out, "io_uring    %s\n", f->has_uring ? "works" : "refused");
     text_flash(&f->flash, out);
@@ -454,11 +504,17 @@ static void json_machine(const findings *f, lvr_json *j)
     lvr_json_u64(j, "cores", f->cores);
     lvr_json_str(j, "flags", f->cpu_flags);
     lvr_json_str(j, "kernels", lvr_cpu_level_name(f->level));
+    lvr_json_bool(j, "matrix_unit", lvr_cpu_has(LVR_CPU_AMX));
+    lvr_json_str(j, "matrix_unit_note", matrix_unit(f));
     lvr_json_end_object(j);
     lvr_json_object(j, "memory");
     lvr_json_u64(j, "dram_bytes", f->dram_bytes);
     lvr_json_u64(j, "available_bytes", f->available_bytes);
     lvr_json_u64(j, "swap_bytes", f->swap_bytes);
+    if (f->dram_one_bytes_per_s > 0) {
+        lvr_json_double(j, "read_gbytes_per_s_one_thread", f->dram_one_bytes_per_s / 1e9);
+        lvr_json_double(j, "read_gbytes_per_s", f->dram_all_bytes_per_s / 1e9);
+    }
     if (f->cgroup_bytes)
         lvr_json_u64(j, "cgroup_limit_bytes", f->cgroup_bytes);
     else
@@ -508,6 +564,7 @@ lvr_status lvr_cmd_doctor(int argc, char *const *argv, lvr_error *err)
     look_at_cpu(&f);
     look_at_memory(&f);
     look_at_cgroup(&f);
+    measure_memory(&f);
     look_at_uring(&f);
     status = look_at_flash(&o, &f, err);
     if (status != LVR_OK)

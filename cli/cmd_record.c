@@ -180,7 +180,8 @@ static lvr_status record_prompt(record_state *s, const lvr_prompt *prompt, uint6
 {
     int32_t *tokens = NULL, *output = NULL;
     uint32_t n = 0, n_output = 0;
-    lvr_status status = lvr_tokenize(tokenizer(s), prompt->text, prompt->n, true, &tokens, &n, err);
+    lvr_status status =
+        lvr_session_options_tokenize(&s->options->session, tokenizer(s), prompt, &tokens, &n, err);
     if (status != LVR_OK)
         return status;
     const uint32_t domain = lvr_trace_domain(s->writer, prompt->domain);
@@ -264,6 +265,11 @@ static lvr_status check_options(const record_options *o, lvr_error *err)
 {
     if (!o->out)
         return lvr_fail(err, LVR_ERR_USAGE, "no trace to write; give --out FILE.h5");
+    if (o->oracle && o->session.accel > 0)
+        return lvr_fail(
+            err, LVR_ERR_USAGE,
+            "--accel has no part in an oracle recording, which holds tokens and no times; leave it "
+            "out");
     if (o->oracle && o->repeat > 1)
         return lvr_fail(
             err, LVR_ERR_USAGE,

@@ -42,6 +42,7 @@ typedef struct request_result {
     int32_t *tokens;
     uint32_t n_tokens;
     lvr_buf text;
+    size_t n_printed; /* bytes of text that are on standard output */
     lvr_run_stats stats;
 } request_result;
 
@@ -75,14 +76,33 @@ static void print_piece(run_state *s, const char *piece, size_t n)
     atomic_store(&lvr_cli_cancel, true);
 }
 
+/* Bytes without the character that has only begun: the next tokens may complete it. */
+static size_t whole_characters(const lvr_buf *text)
+{
+    for (size_t back = 1; back <= 3 && back <= text->len; back++) {
+        const unsigned char c = (unsigned char)text->data[text->len - back];
+        if ((c & 0xc0) == 0x80)
+            continue;
+        const size_t n = c < 0xc0 ? 1 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4;
+        return n > back ? text->len - back : text->len;
+    }
+    return text->len;
+}
+
+static void print_upto(run_state *s, size_t end)
+{
+    request_result *r = s->current;
+    if (!streams(s) || r->text.failed || end <= r->n_printed)
+        return;
+    print_piece(s, r->text.data + r->n_printed, end - r->n_printed);
+    r->n_printed = end;
+}
+
 static void on_token(void *user, int32_t token)
 {
     run_state *s = user;
-    lvr_buf *text = &s->current->text;
-    const size_t before = text->len;
-    lvr_detokenize(lvr_session_tokenizer(s->session), token, false, text);
-    if (streams(s) && !text->failed)
-        print_piece(s, text->data + before, text->len - before);
+    lvr_detokenize(lvr_session_tokenizer(s->session), token, false, &s->current->text);
+    print_upto(s, whole_characters(&s->current->text));
 }
 
 static lvr_status generate(run_state *s, const lvr_prompt *prompt, lvr_error *err)
@@ -92,8 +112,8 @@ static lvr_status generate(run_state *s, const lvr_prompt *prompt, lvr_error *er
     request_result *result = &s->results[s->n_results];
     *result = (request_result){.id = prompt->id, .domain = prompt->domain};
     s->current = result;
-    lvr_status status =
-        lvr_tokenize(lvr_session_tokenizer(s->session), prompt->text, prompt->n, true, &tokens, &n, err);
+    lvr_status status = lvr_session_options_tokenize(&s->options->session, lvr_session_tokenizer(s->session),
+                                                     prompt, &tokens, &n, err);
     if (status != LVR_OK)
         return status;
     if (n == 0)
@@ -107,6 +127,7 @@ static lvr_status generate(run_state *s, const lvr_prompt *prompt, lvr_error *er
     if (status != LVR_OK)
         return status;
     lvr_run_stats_add(&s->sum, &result->stats);
+    print_upto(s, result->text.len);
     if (streams(s))
         print_piece(s, "\n", 1);
     return result->text.failed ? lvr_fail(err, LVR_ERR_NOMEM, "out of memory for the text") : LVR_OK;
@@ -243,6 +264,28 @@ static void json_request(lvr_json *j, const request_result *r)
     lvr_json_end_object(j);
 }
 
+/* Only with --accel. */
+static void json_accel(const run_state *s, lvr_json *j)
+{
+    const lvr_accel_caps *caps = lvr_session_accel(s->session);
+    const lvr_session_config *c = &s->setup->config;
+    if (!caps)
+        return;
+    lvr_json_object(j, "accel");
+    lvr_json_str(j, "name", caps->name);
+    lvr_json_str(j, "engine", caps->engine);
+    lvr_json_bool(j, "fallback", caps->fallback);
+    lvr_json_str(j, "reason", caps->fallback ? caps->reason : NULL);
+    lvr_json_bool(j, "exact", caps->exact);
+    lvr_json_str(j, "place", lvr_place_name(lvr_session_geometry(s->session)->place));
+    lvr_json_double(j, "launch_us", (double)c->accel_launch_ns * 1e-3);
+    lvr_json_double(j, "sync_us", (double)c->accel_sync_ns * 1e-3);
+    lvr_json_u64(j, "tickets", s->sum.npu_tickets);
+    lvr_json_double(j, "busy_s", seconds(s->sum.npu_ns));
+    lvr_json_double(j, "wait_s", seconds(s->sum.npu_wait_ns));
+    lvr_json_end_object(j);
+}
+
 static void json_result(const run_state *s, lvr_buf *out)
 {
     lvr_json j;
@@ -264,7 +307,8 @@ static void json_result(const run_state *s, lvr_buf *out)
     lvr_json_u64(&j, "peak_rss_bytes", peak_rss_bytes());
     lvr_json_str(&j, "emulated", s->setup->config.emulate ? s->setup->emulated_name : "");
     lvr_json_double(&j, "emulate_scale", s->setup->config.emulated_scale);
-    lvr_json_bool(&j, "synthetic", false);
+    json_accel(s, &j);
+    lvr_json_bool(&j, "synthetic", lvr_session_synthetic(s->session));
     lvr_json_bool(&j, "exact", true);
     lvr_json_u64(&j, "outside_nodes", 0);
     lvr_json_bool(&j, "what_if", s->setup->what_if);
@@ -293,6 +337,10 @@ static void log_figures(const run_state *s)
             (double)st->bytes_read * 1e-6, seconds(st->io_busy_ns), seconds(st->io_wait_ns),
             seconds(st->compute_ns), seconds(st->head_ns), seconds(st->draft_ns), seconds(st->plan_ns),
             (double)peak_rss_bytes() / 1048576.0, s->setup->what_if ? "; what-if" : "");
+    if (lvr_session_accel(s->session))
+        lvr_log(LVR_LOG_INFO, "accelerator %s (%s): %" PRIu64 " layers in %.3f s, waited for %.3f s",
+                lvr_session_accel(s->session)->name, lvr_session_accel(s->session)->engine, st->npu_tickets,
+                seconds(st->npu_ns), seconds(st->npu_wait_ns));
     if (st->late_reads > 0)
         lvr_log(LVR_LOG_WARN,
                 "%" PRIu64

@@ -1,6 +1,7 @@
 /* lever sim: replay a policy against an oracle trace and a cost model; or without any trace, from presets. */
 #include "cli/cli.h"
 #include "cli/emit.h"
+#include "cli/session_options.h"
 #include "common/clock.h"
 #include "common/log.h"
 #include "sim/config_path.h"
@@ -16,7 +17,7 @@ typedef struct sim_options {
     const char *oracle, *cost, *policy, *device, *target_shape, *draft_shape, *acceptance, *emulate_flash,
         *trace, *out;
     lvr_strlist set;
-    int io;
+    int io, place;
     uint32_t ring, context, requests, prompt_tokens, tokens;
     uint64_t slice, seed;
     double resident, emulate_scale;
@@ -29,7 +30,7 @@ typedef struct sim_options {
         .name = id, .type = LVR_PARAM_STR, .offset = FIELD(field), .def = NAN, .help = text                  \
     }
 
-enum { ROW_IO, ROW_RING, ROW_SLICE, ROW_RESIDENT, ROW_SEED, ROW_CONTEXT };
+enum { ROW_IO, ROW_RING, ROW_SLICE, ROW_RESIDENT, ROW_SEED, ROW_CONTEXT, ROW_PLACE };
 
 static const char *const io_choices[] = {"serial", "pipelined", NULL};
 
@@ -83,6 +84,14 @@ static const lvr_param table[] = {
                      .def = 0,
                      .unit = "tokens",
                      .help = "positions of the KV cache; 0: as recorded, and enough for the texts"},
+    [ROW_PLACE] =
+        {.name = "place",
+         .type = LVR_PARAM_ENUM,
+         .offset = FIELD(place),
+         .max = 2,
+         .choices = lvr_choices_place,
+         .help = "where the target's layers run; default: as the policy file says, else by price if the "
+                 "cost model knows an accelerator"},
     STR_ROW("oracle", oracle, "oracle trace: what any policy could meet (lever record --oracle)"),
     STR_ROW("cost", cost, "cost model: how long everything takes (lever fit)"),
     {.name = "policy",
@@ -297,6 +306,8 @@ static lvr_status apply_schedule(study *s, lvr_error *err)
         g->slice_bytes = o->slice;
     if (given(s, ROW_RESIDENT))
         lvr_geometry_set_resident(g, o->resident);
+    if (given(s, ROW_PLACE))
+        g->place = lvr_place_of_choice(o->place);
     if (given(s, ROW_SEED))
         c->seed = o->seed;
     lvr_sim_make_room(c, s->oracle.outcome);
@@ -331,7 +342,8 @@ static lvr_status load(study *s, lvr_error *err)
         st = check_file(s, err);
     if (!st)
         st = apply_schedule(s, err);
-    s->synthetic = s->model->synthetic || (s->oracle.outcome && lvr_outcome_synthetic(s->oracle.outcome));
+    s->synthetic = s->model->synthetic || s->oracle.synthetic ||
+                   (s->oracle.outcome && lvr_outcome_synthetic(s->oracle.outcome));
     return st;
 }
 

@@ -1,6 +1,7 @@
 /* lever tune: search a policy's parameters by replay, predict on held-out prompts, write a policy file. */
 #include "cli/cli.h"
 #include "cli/emit.h"
+#include "cli/session_options.h"
 #include "common/log.h"
 #include "sim/inputs.h"
 #include "sim/tune.h"
@@ -12,14 +13,14 @@ typedef struct tune_options {
     lvr_strlist set;
     uint32_t trials;
     uint64_t seed, ring_budget;
-    int io;
+    int io, place;
     double resident, emulate_scale;
     bool what_if, json;
 } tune_options;
 
 #define FIELD(f) offsetof(tune_options, f)
 
-enum { ROW_IO, ROW_RESIDENT };
+enum { ROW_IO, ROW_RESIDENT, ROW_PLACE };
 
 static const char *const io_choices[] = {"serial", "pipelined", NULL};
 
@@ -40,6 +41,13 @@ static const lvr_param table[] = {
                       .def = 0,
                       .unit = "1",
                       .help = "fraction of the target's layers in DRAM; default: as recorded"},
+    [ROW_PLACE] = {.name = "place",
+                   .type = LVR_PARAM_ENUM,
+                   .offset = FIELD(place),
+                   .max = 2,
+                   .choices = lvr_choices_place,
+                   .help = "where the target's layers run; default: by price if the cost model knows an "
+                           "accelerator"},
     {.name = "policy",
      .type = LVR_PARAM_STR,
      .offset = FIELD(policy),
@@ -179,6 +187,8 @@ static lvr_status load(study *s, lvr_error *err)
         s->start.geometry.io_mode = (lvr_io_mode)o->io;
     if (lvr_option_given(s->argc, s->argv, &table[ROW_RESIDENT]))
         lvr_geometry_set_resident(&s->start.geometry, o->resident);
+    if (lvr_option_given(s->argc, s->argv, &table[ROW_PLACE]))
+        s->start.geometry.place = lvr_place_of_choice(o->place);
     return LVR_OK;
 }
 

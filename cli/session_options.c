@@ -5,6 +5,7 @@
 #include "common/log.h"
 #include "costmodel/core/device_preset.h"
 #include "costmodel/fit/fit.h"
+#include "engine/tokenizer/chat.h"
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +15,20 @@
 
 const char *const lvr_choices_io[] = {"serial", "pipelined", NULL};
 const char *const lvr_choices_flash_engine[] = {"auto", "uring", "pread", NULL};
-const char *const lvr_choices_cpu_level[] = {"auto", "c", "avx2", NULL};
+/* After "auto", lvr_cpu_level's order. */
+const char *const lvr_choices_cpu_level[] = {"auto", "c",       "avx2", "avx512", "amx",
+                                             "neon", "dotprod", "i8mm", NULL};
+_Static_assert(sizeof lvr_choices_cpu_level / sizeof *lvr_choices_cpu_level == LVR_CPU_LEVELS + 2u,
+               "a choice for each level");
+
+const char *const lvr_choices_accel[] = {"none", "null", "matrix", NULL};
+const char *const lvr_choices_place[] = {"auto", "cpu", "npu", NULL};
+
+lvr_place lvr_place_of_choice(int choice)
+{
+    static const lvr_place places[] = {LVR_PLACE_AUTO, LVR_PLACE_CPU, LVR_PLACE_NPU};
+    return places[choice];
+}
 
 typedef struct resolver {
     const lvr_session_options *o;
@@ -169,6 +183,10 @@ static lvr_status conditions_of_options(resolver *r, lvr_run_conditions *ret)
         .n_predict = o->tokens,
     };
     snprintf(ret->cpu_level, sizeof ret->cpu_level, "%s", lvr_cpu_level_name(level_of(o)));
+    if (o->accel > 0)
+        snprintf(ret->accel, sizeof ret->accel, "%s", lvr_choices_accel[o->accel]);
+    ret->accel_launch_ns = (uint64_t)llround(o->accel_launch_us * 1e3);
+    ret->accel_sync_ns = (uint64_t)llround(o->accel_sync_us * 1e3);
     return load_emulation(r, ret);
 }
 
@@ -176,6 +194,22 @@ typedef struct number_check {
     const char *option;
     double mine, file;
 } number_check;
+
+/* An accelerator that the file does not know of is no contradiction: its placement decides whether it is
+ * used. */
+static lvr_status compare_accelerators(resolver *r, const lvr_run_conditions *mine,
+                                       const lvr_run_conditions *file)
+{
+    const lvr_place place = lvr_place_of_choice(r->o->place), theirs = r->setup->file.geometry.place;
+    if (given(r, "accel") && file->accel[0] && strcmp(mine->accel, file->accel) != 0) {
+        const lvr_status status = contradiction(r, "accel", lvr_choices_accel[r->o->accel], file->accel);
+        if (status != LVR_OK)
+            return status;
+    }
+    if (given(r, "place") && place != theirs)
+        return contradiction(r, "place", lvr_place_name(place), lvr_place_name(theirs));
+    return LVR_OK;
+}
 
 /* Conditions that times or texts depend on. What a single run is asked for (seed, tokens, end of text) may
  * differ freely. */
@@ -195,6 +229,8 @@ static lvr_status compare_conditions(resolver *r, const lvr_run_conditions *mine
         {"ring", r->o->ring, g->ring_slots},
         {"slice", (double)r->o->slice, (double)g->slice_bytes},
         {"io", r->o->io, g->io_mode},
+        {"accel-launch-us", (double)mine->accel_launch_ns, (double)file->accel_launch_ns},
+        {"accel-sync-us", (double)mine->accel_sync_ns, (double)file->accel_sync_ns},
     };
     for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++) {
         char a[32], b[32];
@@ -211,7 +247,7 @@ static lvr_status compare_conditions(resolver *r, const lvr_run_conditions *mine
                              file->emulated[0] ? file->emulated : "no emulation");
     if (given(r, "cpu-level") && strcmp(mine->cpu_level, file->cpu_level) != 0)
         return contradiction(r, "cpu-level", mine->cpu_level, file->cpu_level);
-    return LVR_OK;
+    return compare_accelerators(r, mine, file);
 }
 
 /* The file's conditions, where the command line (under --what-if, or by saying the same) does not speak. */
@@ -231,6 +267,10 @@ static void merge_conditions(const resolver *r, const lvr_run_conditions *file, 
     c->top_p = given(r, "top-p") ? mine.top_p : file->top_p;
     if (given(r, "cpu-level"))
         memcpy(c->cpu_level, mine.cpu_level, sizeof c->cpu_level);
+    if (given(r, "accel"))
+        memcpy(c->accel, mine.accel, sizeof c->accel);
+    c->accel_launch_ns = given(r, "accel-launch-us") ? mine.accel_launch_ns : file->accel_launch_ns;
+    c->accel_sync_ns = given(r, "accel-sync-us") ? mine.accel_sync_ns : file->accel_sync_ns;
     if (given(r, "emulate-flash")) {
         memcpy(c->emulated, mine.emulated, sizeof c->emulated);
         c->emulated_flash = mine.emulated_flash;
@@ -248,6 +288,7 @@ static void schedule_of_options(const resolver *r, lvr_session_config *c)
     c->has_budget = given(r, "dram-budget");
     c->dram_budget_bytes = r->o->dram_budget;
     c->resident_fraction = r->o->resident;
+    c->place = lvr_place_of_choice(r->o->place);
 }
 
 /* Which layers stay in DRAM is part of the file; asked for again, they can only be compared once the model is
@@ -270,6 +311,7 @@ static lvr_status schedule_of_file(resolver *r, lvr_session_config *c)
     c->io_mode = given(r, "io") ? (lvr_io_mode)r->o->io : g->io_mode;
     c->ring_slots = given(r, "ring") ? r->o->ring : g->ring_slots;
     c->slice_bytes = given(r, "slice") ? r->o->slice : g->slice_bytes;
+    c->place = given(r, "place") ? lvr_place_of_choice(r->o->place) : g->place;
     /* Under --what-if the model may be another one, whose layers the file does not know. */
     c->geometry = r->o->what_if ? NULL : g;
     return LVR_OK;
@@ -301,6 +343,14 @@ static lvr_status fill_config(resolver *r, const lvr_run_conditions *c)
     snprintf(r->setup->emulated_name, sizeof r->setup->emulated_name, "%s", c->emulated);
     config->emulated_name = r->setup->emulated_name;
     r->setup->n_predict = c->n_predict;
+    memcpy(r->setup->accel_name, c->accel, sizeof r->setup->accel_name);
+    config->accel = c->accel[0] ? r->setup->accel_name : NULL;
+    config->accel_launch_ns = c->accel_launch_ns;
+    config->accel_sync_ns = c->accel_sync_ns;
+    if (!config->accel && (given(r, "accel-launch-us") || given(r, "accel-sync-us")))
+        return lvr_fail(r->err, LVR_ERR_USAGE,
+                        "--accel-launch-us and --accel-sync-us delay an accelerator's tickets; name one too "
+                        "(--accel " LVR_ACCEL_NAMES ")");
     if (!lvr_cpu_level_parse(c->cpu_level, &config->cpu_level))
         return lvr_fail(r->err, LVR_ERR_CONFIG, "%s: this build does not know the CPU level \"%s\"",
                         o->policy, c->cpu_level);
@@ -312,6 +362,8 @@ static lvr_status check_options(resolver *r)
     if (!r->o->target)
         return lvr_fail(r->err, LVR_ERR_USAGE,
                         "no target model; give one with --target FILE (a GGUF or a pack)");
+    if (r->o->system && !r->o->chat)
+        return lvr_fail(r->err, LVR_ERR_USAGE, "--system is part of a chat format; give --chat too");
     if (given(r, "dram-budget") && given(r, "resident"))
         return lvr_fail(r->err, LVR_ERR_USAGE,
                         "--dram-budget and --resident both say what stays in DRAM; give one of them");
@@ -428,4 +480,19 @@ lvr_status lvr_session_options_prompts(const lvr_session_options *o, lvr_prompts
         return lvr_prompts_load(o->prompts, o->split, o->domain, ret, err);
     return o->file ? prompt_from_file(o->file, ret, err)
                    : lvr_prompts_one(o->prompt, strlen(o->prompt), ret, err);
+}
+
+lvr_status lvr_session_options_tokenize(const lvr_session_options *o, const lvr_tokenizer *t,
+                                        const lvr_prompt *prompt, int32_t **ret_tokens, uint32_t *ret_n,
+                                        lvr_error *err)
+{
+    lvr_chat_message messages[2];
+    size_t n = 0;
+    if (!o->chat)
+        return lvr_tokenize(t, prompt->text, prompt->n, true, ret_tokens, ret_n, err);
+    if (o->system)
+        messages[n++] =
+            (lvr_chat_message){.role = LVR_CHAT_SYSTEM, .text = o->system, .n = strlen(o->system)};
+    messages[n++] = (lvr_chat_message){.role = LVR_CHAT_USER, .text = prompt->text, .n = prompt->n};
+    return lvr_chat_tokenize(t, messages, n, ret_tokens, ret_n, err);
 }

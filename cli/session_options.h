@@ -14,12 +14,16 @@ typedef struct lvr_session_options {
     double emulate_scale, resident, temperature, top_p;
     uint64_t dram_budget, seed, slice;
     uint32_t context, threads, tokens, top_k, ring, depth, prefill_chunk;
-    const char *prompt, *file, *prompts, *split, *domain;
-    int io, flash_engine, cpu_level;
-    bool buffered, ignore_eos, what_if;
+    const char *prompt, *file, *prompts, *split, *domain, *system;
+    int io, flash_engine, cpu_level, accel, place;
+    double accel_launch_us, accel_sync_us;
+    bool buffered, ignore_eos, what_if, chat;
 } lvr_session_options;
 
-extern const char *const lvr_choices_io[], *const lvr_choices_flash_engine[], *const lvr_choices_cpu_level[];
+extern const char *const lvr_choices_io[], *const lvr_choices_flash_engine[],
+                                               *const lvr_choices_cpu_level[], *const lvr_choices_accel[],
+                                                                                   *const lvr_choices_place[];
+lvr_place lvr_place_of_choice(int choice);
 
 /* Rows for the option table of a command whose options begin with a lvr_session_options. */
 #define LVR_SESSION_OPTION_ROWS                                                                              \
@@ -212,10 +216,42 @@ extern const char *const lvr_choices_io[], *const lvr_choices_flash_engine[], *c
          .type = LVR_PARAM_ENUM,                                                                             \
          .offset = offsetof(lvr_session_options, cpu_level),                                                 \
          .min = 0,                                                                                           \
-         .max = 2,                                                                                           \
+         .max = LVR_CPU_LEVELS,                                                                              \
          .def = 0,                                                                                           \
          .choices = lvr_choices_cpu_level,                                                                   \
          .help = "SIMD level; the results are the same at each"},                                            \
+        {.name = "accel",                                                                                    \
+         .type = LVR_PARAM_ENUM,                                                                             \
+         .offset = offsetof(lvr_session_options, accel),                                                     \
+         .min = 0,                                                                                           \
+         .max = 2,                                                                                           \
+         .def = 0,                                                                                           \
+         .choices = lvr_choices_accel,                                                                       \
+         .help = "unit besides the CPU that may run the target's layers"},                                   \
+        {.name = "place",                                                                                    \
+         .type = LVR_PARAM_ENUM,                                                                             \
+         .offset = offsetof(lvr_session_options, place),                                                     \
+         .min = 0,                                                                                           \
+         .max = 2,                                                                                           \
+         .def = 0,                                                                                           \
+         .choices = lvr_choices_place,                                                                       \
+         .help = "where they run; auto: by the cost table's prices, per row count"},                         \
+        {.name = "accel-launch-us",                                                                          \
+         .type = LVR_PARAM_DOUBLE,                                                                           \
+         .offset = offsetof(lvr_session_options, accel_launch_us),                                           \
+         .min = 0,                                                                                           \
+         .max = 1e6,                                                                                         \
+         .def = 0,                                                                                           \
+         .unit = "us",                                                                                       \
+         .help = "delay each ticket's start, as a phone's NPU does"},                                        \
+        {.name = "accel-sync-us",                                                                            \
+         .type = LVR_PARAM_DOUBLE,                                                                           \
+         .offset = offsetof(lvr_session_options, accel_sync_us),                                             \
+         .min = 0,                                                                                           \
+         .max = 1e6,                                                                                         \
+         .def = 0,                                                                                           \
+         .unit = "us",                                                                                       \
+         .help = "delay the moment that its end is seen"},                                                   \
         {.name = "prefill-chunk",                                                                            \
          .type = LVR_PARAM_U32,                                                                              \
          .offset = offsetof(lvr_session_options, prefill_chunk),                                             \
@@ -224,6 +260,16 @@ extern const char *const lvr_choices_io[], *const lvr_choices_flash_engine[], *c
          .def = 64,                                                                                          \
          .unit = "tokens",                                                                                   \
          .help = "rows of a prompt pass"},                                                                   \
+        {.name = "chat",                                                                                     \
+         .type = LVR_PARAM_BOOL,                                                                             \
+         .offset = offsetof(lvr_session_options, chat),                                                      \
+         .max = 1,                                                                                           \
+         .help = "put each prompt as a user's message into the target's own chat format"},                   \
+        {.name = "system",                                                                                   \
+         .type = LVR_PARAM_STR,                                                                              \
+         .offset = offsetof(lvr_session_options, system),                                                    \
+         .def = NAN,                                                                                         \
+         .help = "system message; with --chat"},                                                             \
         {.name = "ignore-eos",                                                                               \
          .type = LVR_PARAM_BOOL,                                                                             \
          .offset = offsetof(lvr_session_options, ignore_eos),                                                \
@@ -251,7 +297,7 @@ typedef struct lvr_session_setup {
     bool from_file;
     bool what_if; /* something does not match and was let pass */
     char cost_target_sha256[LVR_SHA256_HEX_BYTES], cost_draft_sha256[LVR_SHA256_HEX_BYTES];
-    char emulated_name[64];
+    char emulated_name[64], accel_name[16];
     lvr_session_config config;
     uint32_t n_predict;
 } lvr_session_setup;
@@ -264,5 +310,9 @@ lvr_status lvr_session_options_resolve(const lvr_session_options *o, const lvr_c
 lvr_status lvr_session_setup_open(lvr_session_setup *setup, const lvr_session_options *o, lvr_session **ret,
                                   lvr_error *err);
 lvr_status lvr_session_options_prompts(const lvr_session_options *o, lvr_prompts *ret, lvr_error *err);
+/* The prompt's tokens, in the model's chat format if --chat was given; a malloc'ed array. */
+lvr_status lvr_session_options_tokenize(const lvr_session_options *o, const lvr_tokenizer *t,
+                                        const lvr_prompt *prompt, int32_t **ret_tokens, uint32_t *ret_n,
+                                        lvr_error *err);
 
 #endif

@@ -3,8 +3,13 @@
 #include "common/crc32c_table.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <string.h>
 #include <unistd.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
 
 static const uint32_t sha256_k[64] = {
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
@@ -39,7 +44,7 @@ static void expand(const uint8_t block[64], uint32_t w[64])
 }
 
 /* Names as in FIPS 180-4, section 6.2.2. */
-static void compress(uint32_t h[8], const uint8_t block[64])
+static void compress_portable(uint32_t h[8], const uint8_t block[64])
 {
     uint32_t w[64];
     expand(block, w);
@@ -68,6 +73,57 @@ static void compress(uint32_t h[8], const uint8_t block[64])
     h[7] += hh;
 }
 
+#if defined(__x86_64__)
+static bool has_sha(void)
+{
+    unsigned a, b, c, d;
+    return __builtin_cpu_supports("sse4.1") && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 &&
+           (b >> 29 & 1) != 0;
+}
+
+/* Four rounds at a time. The instructions want the state as (a, b, e, f) and (c, d, g, h), high to low
+ * (Intel SDM, SHA256RNDS2). */
+__attribute__((target("sha,sse4.1"))) static void compress_sha(uint32_t h[8], const uint8_t block[64])
+{
+    const __m128i big_endian = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
+    const __m128i badc = _mm_shuffle_epi32(_mm_loadu_si128((const __m128i *)(const void *)h), 0xb1);
+    const __m128i efgh = _mm_shuffle_epi32(_mm_loadu_si128((const __m128i *)(const void *)(h + 4)), 0x1b);
+    const __m128i abef0 = _mm_alignr_epi8(badc, efgh, 8), cdgh0 = _mm_blend_epi16(efgh, badc, 0xf0);
+    __m128i abef = abef0, cdgh = cdgh0, w[4];
+    for (int i = 0; i < 16; i++) {
+        __m128i *now = &w[i % 4];
+        if (i < 4) {
+            *now = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(const void *)(block + 16 * i)),
+                                    big_endian);
+        } else {
+            const __m128i last = w[(i + 3) % 4], before = w[(i + 2) % 4];
+            const __m128i sum =
+                _mm_add_epi32(_mm_sha256msg1_epu32(*now, w[(i + 1) % 4]), _mm_alignr_epi8(last, before, 4));
+            *now = _mm_sha256msg2_epu32(sum, last);
+        }
+        const __m128i k = _mm_loadu_si128((const __m128i *)(const void *)(sha256_k + 4 * i));
+        const __m128i wk = _mm_add_epi32(*now, k);
+        cdgh = _mm_sha256rnds2_epu32(cdgh, abef, wk);
+        abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(wk, 0x0e));
+    }
+    const __m128i feba = _mm_shuffle_epi32(_mm_add_epi32(abef, abef0), 0x1b);
+    const __m128i dchg = _mm_shuffle_epi32(_mm_add_epi32(cdgh, cdgh0), 0xb1);
+    _mm_storeu_si128((__m128i *)(void *)h, _mm_blend_epi16(feba, dchg, 0xf0));
+    _mm_storeu_si128((__m128i *)(void *)(h + 4), _mm_alignr_epi8(dchg, feba, 8));
+}
+#endif
+
+typedef void (*compress_fn)(uint32_t h[8], const uint8_t block[64]);
+
+static compress_fn choose_compress(void)
+{
+#if defined(__x86_64__)
+    if (has_sha())
+        return compress_sha;
+#endif
+    return compress_portable;
+}
+
 void lvr_sha256_init(lvr_sha256 *s)
 {
     *s = (lvr_sha256){.h = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c,
@@ -77,6 +133,7 @@ void lvr_sha256_init(lvr_sha256 *s)
 void lvr_sha256_update(lvr_sha256 *s, const void *data, size_t n)
 {
     const uint8_t *p = data;
+    const compress_fn compress = choose_compress();
     while (n > 0) {
         const size_t used = (size_t)(s->n_bytes % 64);
         const size_t take = n < 64 - used ? n : 64 - used;

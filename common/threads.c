@@ -6,9 +6,6 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
-#include <stdalign.h>
-#include <stdatomic.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -17,6 +14,21 @@
 #define CACHE_LINE 64
 #define SPIN_NS 20000
 #define SPINS_PER_CLOCK_READ 32
+
+/*
+ * pool->state: bits 0-5 count the workers inside the run, OPEN lets more in, STOP ends them all; the rest is
+ * the epoch, which moves on whenever there is work for workers outside: at the start of a run and at a
+ * recall. A worker enters by adding 1 to a state it has seen open, and compare-and-swap makes sure that the
+ * run is still the same and still open. The epoch may wrap while a worker is away: it then misses that run,
+ * which needs none.
+ */
+#define INSIDE_MASK 0x3fu
+#define OPEN 0x40u
+#define STOP 0x80u
+#define EPOCH_ONE 0x100u
+#define EPOCH_MASK (~(EPOCH_ONE - 1))
+/* Soon to wrap, so that every longer use tries that out. */
+#define FIRST_EPOCH (0u - 1000u * EPOCH_ONE)
 
 typedef struct worker {
     lvr_pool *pool;
@@ -27,15 +39,12 @@ typedef struct worker {
 struct lvr_pool {
     uint32_t n_threads;
     uint64_t spin_ns;
+    /* Of the open run: written while nobody is inside. */
     lvr_pool_fn fn;
     void *arg;
-    bool stop;
-    /* Bumped to start a run: releases fn, arg and stop to the workers. */
-    alignas(CACHE_LINE) _Atomic uint32_t epoch;
-    _Atomic uint32_t n_asleep;
-    /* Workers still inside the run; 0 releases their writes to the caller. */
-    alignas(CACHE_LINE) _Atomic uint32_t n_pending;
-    _Atomic uint32_t caller_asleep;
+    alignas(CACHE_LINE) _Atomic uint32_t state;
+    _Atomic uint32_t n_asleep; /* workers */
+    alignas(CACHE_LINE) _Atomic uint32_t caller_asleep;
     alignas(CACHE_LINE) worker workers[LVR_POOL_MAX_THREADS];
 };
 
@@ -58,72 +67,102 @@ static void relax(void)
 #endif
 }
 
-/* True once *word differs from `value`; false when the time to spin is up. */
-static bool spin_while_equal(_Atomic uint32_t *word, uint32_t value, uint64_t spin_ns)
+/* ---- gates ----
+ *
+ * Sleeper and waker each write their own word, then read the other's, both sequentially consistent: at least
+ * one of them sees the other, so no wake-up is lost and none is paid for when nobody sleeps.
+ */
+
+void lvr_gate_set(lvr_gate *gate, uint32_t value)
 {
-    if (atomic_load_explicit(word, memory_order_acquire) != value)
+    atomic_store(&gate->value, value);
+    if (atomic_load(&gate->n_asleep) > 0)
+        futex_wake(&gate->value, INT_MAX);
+}
+
+bool lvr_gate_spin(const lvr_gate *gate, uint32_t seen, uint64_t spin_ns)
+{
+    if (atomic_load_explicit(&gate->value, memory_order_acquire) != seen)
         return true;
     if (spin_ns == 0)
         return false;
     const uint64_t start = lvr_now_ns();
     do {
         for (int i = 0; i < SPINS_PER_CLOCK_READ; i++) {
-            if (atomic_load_explicit(word, memory_order_acquire) != value)
-                return true;
             relax();
+            if (atomic_load_explicit(&gate->value, memory_order_acquire) != seen)
+                return true;
         }
     } while (lvr_now_ns() - start < spin_ns);
     return false;
 }
 
-/* Sleeper and waker each write their own word, then read the other's, both sequentially consistent: at least
- * one of them sees the other, so no wake-up is lost and none is paid for when nobody sleeps. */
-static void wait_for_epoch(lvr_pool *pool, uint32_t seen)
+void lvr_gate_wait(lvr_gate *gate, uint32_t seen, uint64_t spin_ns)
 {
-    if (spin_while_equal(&pool->epoch, seen, pool->spin_ns))
+    if (lvr_gate_spin(gate, seen, spin_ns))
         return;
+    atomic_fetch_add(&gate->n_asleep, 1);
+    while (atomic_load(&gate->value) == seen)
+        futex_wait(&gate->value, seen);
+    atomic_fetch_sub(&gate->n_asleep, 1);
+}
+
+/* ---- workers ---- */
+
+static bool calls_for(uint32_t state, uint32_t seen)
+{
+    return (state & STOP) || ((state & OPEN) && ((state ^ seen) & EPOCH_MASK));
+}
+
+static bool spin_for_call(lvr_pool *pool, uint32_t seen, uint32_t *ret)
+{
+    const uint64_t start = pool->spin_ns ? lvr_now_ns() : 0;
+    do {
+        for (int i = 0; i < SPINS_PER_CLOCK_READ; i++) {
+            const uint32_t state = atomic_load_explicit(&pool->state, memory_order_acquire);
+            if (calls_for(state, seen)) {
+                *ret = state;
+                return true;
+            }
+            relax();
+        }
+    } while (pool->spin_ns && lvr_now_ns() - start < pool->spin_ns);
+    return false;
+}
+
+/* The state of a run that the worker has not been in, or with STOP. Asleep, it is woken by call_workers: as
+ * with gates, one of them sees the other. */
+static uint32_t wait_for_call(lvr_pool *pool, uint32_t seen)
+{
+    uint32_t state;
+    if (spin_for_call(pool, seen, &state))
+        return state;
     atomic_fetch_add(&pool->n_asleep, 1);
-    while (atomic_load(&pool->epoch) == seen)
-        futex_wait(&pool->epoch, seen);
+    while (!calls_for(state = atomic_load(&pool->state), seen))
+        futex_wait(&pool->state, state);
     atomic_fetch_sub(&pool->n_asleep, 1);
+    return state;
 }
 
-static void start_epoch(lvr_pool *pool)
+static void call_sleepers(lvr_pool *pool)
 {
-    atomic_fetch_add(&pool->epoch, 1);
     if (atomic_load(&pool->n_asleep) > 0)
-        futex_wake(&pool->epoch, INT_MAX);
+        futex_wake(&pool->state, INT_MAX);
 }
 
-static bool spin_until_done(lvr_pool *pool)
+static bool enter(lvr_pool *pool, uint32_t state)
 {
-    const uint64_t start = lvr_now_ns();
-    uint32_t left = atomic_load_explicit(&pool->n_pending, memory_order_acquire);
-    while (left != 0) {
-        const uint64_t spent = lvr_now_ns() - start;
-        if (spent >= pool->spin_ns)
-            return false;
-        spin_while_equal(&pool->n_pending, left, pool->spin_ns - spent);
-        left = atomic_load_explicit(&pool->n_pending, memory_order_acquire);
+    return atomic_compare_exchange_strong_explicit(&pool->state, &state, state + 1, memory_order_acquire,
+                                                   memory_order_relaxed);
+}
+
+static void leave(lvr_pool *pool)
+{
+    const uint32_t before = atomic_fetch_sub(&pool->state, 1);
+    if ((before & (INSIDE_MASK | OPEN)) == 1 && atomic_load(&pool->caller_asleep)) {
+        atomic_store(&pool->caller_asleep, 0);
+        futex_wake(&pool->caller_asleep, 1);
     }
-    return true;
-}
-
-static void wait_for_workers(lvr_pool *pool)
-{
-    if (spin_until_done(pool))
-        return;
-    atomic_store(&pool->caller_asleep, 1);
-    uint32_t left;
-    while ((left = atomic_load(&pool->n_pending)) != 0)
-        futex_wait(&pool->n_pending, left);
-    atomic_store(&pool->caller_asleep, 0);
-}
-
-static void finish_part(lvr_pool *pool)
-{
-    if (atomic_fetch_sub(&pool->n_pending, 1) == 1 && atomic_load(&pool->caller_asleep))
-        futex_wake(&pool->n_pending, 1);
 }
 
 static void *worker_main(void *arg)
@@ -131,19 +170,22 @@ static void *worker_main(void *arg)
     const worker *self = arg;
     lvr_pool *pool = self->pool;
     pthread_setname_np(pthread_self(), "lvr-worker");
-    for (uint32_t seen = 0;; seen++) {
-        wait_for_epoch(pool, seen);
-        if (pool->stop)
+    for (uint32_t seen = FIRST_EPOCH;;) {
+        const uint32_t state = wait_for_call(pool, seen);
+        if (state & STOP)
             return NULL;
+        if (!enter(pool, state))
+            continue;
+        seen = state;
         pool->fn(pool->arg, self->index, pool->n_threads);
-        finish_part(pool);
+        leave(pool);
     }
 }
 
 static void stop_workers(lvr_pool *pool, uint32_t n_started)
 {
-    pool->stop = true;
-    start_epoch(pool);
+    atomic_fetch_or(&pool->state, STOP);
+    call_sleepers(pool);
     for (uint32_t i = 1; i < n_started; i++)
         pthread_join(pool->workers[i].thread, NULL);
 }
@@ -192,6 +234,7 @@ lvr_status lvr_pool_new(uint32_t n_threads, lvr_pool **ret_pool, lvr_error *err)
     memset(pool, 0, sizeof *pool);
     pool->n_threads = n_threads;
     pool->spin_ns = choose_spin_ns(n_threads);
+    atomic_init(&pool->state, FIRST_EPOCH);
     const lvr_status status = start_workers(pool, err);
     if (status != LVR_OK) {
         free(pool);
@@ -214,6 +257,47 @@ uint32_t lvr_pool_size(const lvr_pool *pool)
     return pool->n_threads;
 }
 
+uint64_t lvr_pool_spin_ns(const lvr_pool *pool)
+{
+    return pool->spin_ns;
+}
+
+/* ---- runs ---- */
+
+static void open_run(lvr_pool *pool)
+{
+    const uint32_t last = atomic_load_explicit(&pool->state, memory_order_relaxed);
+    atomic_store(&pool->state, ((last & EPOCH_MASK) + EPOCH_ONE) | OPEN);
+    call_sleepers(pool);
+}
+
+static bool spin_until_empty(lvr_pool *pool)
+{
+    const uint64_t start = lvr_now_ns();
+    do {
+        for (int i = 0; i < SPINS_PER_CLOCK_READ; i++) {
+            if ((atomic_load_explicit(&pool->state, memory_order_acquire) & INSIDE_MASK) == 0)
+                return true;
+            relax();
+        }
+    } while (lvr_now_ns() - start < pool->spin_ns);
+    return false;
+}
+
+/* Nobody comes in any more; waits for those who are inside. */
+static void close_run(lvr_pool *pool)
+{
+    if ((atomic_fetch_and(&pool->state, ~OPEN) & INSIDE_MASK) == 0 || spin_until_empty(pool))
+        return;
+    for (;;) {
+        atomic_store(&pool->caller_asleep, 1);
+        if ((atomic_load(&pool->state) & INSIDE_MASK) == 0)
+            break;
+        futex_wait(&pool->caller_asleep, 1);
+    }
+    atomic_store(&pool->caller_asleep, 0);
+}
+
 void lvr_pool_run(lvr_pool *pool, lvr_pool_fn fn, void *arg)
 {
     if (pool->n_threads == 1) {
@@ -222,11 +306,20 @@ void lvr_pool_run(lvr_pool *pool, lvr_pool_fn fn, void *arg)
     }
     pool->fn = fn;
     pool->arg = arg;
-    atomic_store_explicit(&pool->n_pending, pool->n_threads - 1, memory_order_relaxed);
-    start_epoch(pool);
+    open_run(pool);
     fn(arg, 0, pool->n_threads);
-    wait_for_workers(pool);
+    close_run(pool);
 }
+
+void lvr_pool_recall(lvr_pool *pool)
+{
+    if (atomic_load(&pool->n_asleep) == 0)
+        return;
+    atomic_fetch_add(&pool->state, EPOCH_ONE);
+    futex_wake(&pool->state, INT_MAX);
+}
+
+/* ---- loops ---- */
 
 typedef struct range_job {
     lvr_range_fn body;

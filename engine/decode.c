@@ -1,6 +1,7 @@
 /*
- * The host loop: takes the machine's actions, keeps reads going, runs at most one piece of compute at a time
- * and feeds the events back. When which read finishes decides only when something happens, never what.
+ * The host loop: takes the machine's actions, keeps reads and the accelerator going, runs at most one piece
+ * of compute on the CPU at a time and feeds the events back. When which read or ticket finishes decides only
+ * when something happens, never what.
  */
 #include "engine/decode.h"
 
@@ -10,6 +11,19 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* The host looks for finished reads this often while it waits for the accelerator. */
+#define LOOK_FOR_READS_NS 200000u
+#define LOOK_FOR_CANCEL_NS 20000000u
+
+/* A layer on the accelerator. */
+typedef struct flight {
+    bool ordered; /* the action is there, not submitted yet */
+    bool out;     /* submitted */
+    lvr_action action;
+    lvr_accel_ticket ticket;
+    uint32_t bucket;
+} flight;
 
 /* One request under way. */
 typedef struct run {
@@ -26,7 +40,8 @@ typedef struct run {
     lvr_round_log log;
     uint64_t round_begin_ns; /* of the current pass */
     bool has_work, done;
-    lvr_action work; /* the compute action that is outstanding */
+    lvr_action work; /* the compute action that is outstanding on the CPU */
+    flight npu;
 } run;
 
 /* ---- feeding the machine ---- */
@@ -34,6 +49,15 @@ typedef struct run {
 static lvr_status feed(run *r, const lvr_event *event, lvr_error *err)
 {
     return lvr_round_step(r->s->machine, event, err);
+}
+
+static lvr_status order_ticket(run *r, const lvr_action *a, lvr_error *err)
+{
+    if (!r->s->accel || r->npu.ordered || r->npu.out)
+        return lvr_fail(err, LVR_ERR_INVARIANT, "layer %u is to run on an accelerator %s", a->layer.layer,
+                        r->s->accel ? "that has not finished the one before" : "that is not there");
+    r->npu = (flight){.ordered = true, .action = *a};
+    return LVR_OK;
 }
 
 static lvr_status take_actions(run *r, lvr_error *err)
@@ -49,6 +73,8 @@ static lvr_status take_actions(run *r, lvr_error *err)
         } else if (a.kind == LVR_ACT_DONE) {
             r->done = true;
             r->stats.stop = a.done.stop;
+        } else if (a.kind == LVR_ACT_LAYER && a.layer.unit == LVR_UNIT_NPU) {
+            status = order_ticket(r, &a, err);
         } else if (r->has_work) {
             status = lvr_fail(err, LVR_ERR_INVARIANT, "two compute actions (%d, %d) at once",
                               (int)r->work.kind, (int)a.kind);
@@ -202,6 +228,22 @@ static lvr_status draft_rows(lvr_session *s, const lvr_action *a, uint32_t *ret_
     return status == LVR_OK ? commit_catch_up(s, catch_up, err) : status;
 }
 
+static lvr_status tend_accelerator(void *user, lvr_error *err);
+
+/* The same, with an eye on the accelerator if it has a layer meanwhile. */
+static lvr_status draft_rows_tending(run *r, const lvr_action *a, uint32_t *ret_per_row, lvr_error *err)
+{
+    lvr_pair *pair = &r->s->pair;
+    if (r->npu.ordered || r->npu.out) {
+        pair->between_layers = tend_accelerator;
+        pair->between_user = r;
+    }
+    const lvr_status status = draft_rows(r->s, a, ret_per_row, err);
+    pair->between_layers = NULL;
+    pair->between_user = NULL;
+    return status;
+}
+
 static lvr_status run_draft(run *r, lvr_error *err)
 {
     lvr_session *s = r->s;
@@ -209,8 +251,9 @@ static lvr_status run_draft(run *r, lvr_error *err)
     lvr_round_get_info(s->machine, &info);
     const uint32_t context = s->pair.draft.kv.n_cached, n_rows = r->work.draft.n_rows;
     uint32_t per_row = 0;
+    const lvr_action action = r->work;
     const uint64_t t0 = lvr_now_ns();
-    lvr_status status = draft_rows(s, &r->work, &per_row, err);
+    lvr_status status = draft_rows_tending(r, &action, &per_row, err);
     if (status != LVR_OK)
         return status;
     const uint64_t t1 = lvr_now_ns();
@@ -229,10 +272,10 @@ static lvr_status run_draft(run *r, lvr_error *err)
 
 /* ---- verification ---- */
 
-static lvr_status embed(run *r, const lvr_round_info *info, lvr_error *err)
+static lvr_status embed(run *r, const lvr_action *a, const lvr_round_info *info, lvr_error *err)
 {
-    const lvr_row *rows = r->work.layer.rows;
-    const uint32_t n = r->work.layer.n_rows;
+    const lvr_row *rows = a->layer.rows;
+    const uint32_t n = a->layer.n_rows;
     lvr_session *s = r->s;
     lvr_fwd_row fwd[LVR_MAX_VERIFY_NODES];
     for (uint32_t i = 0; i < n; i++)
@@ -255,35 +298,115 @@ static void record_read(void *user, const lvr_staged_read *read, bool consumed)
     lvr_record_read(user, read, consumed);
 }
 
-static lvr_status run_layer(run *r, lvr_error *err)
+/* What comes before a layer on either unit; *ret_base: its staged weights, NULL if they are resident. */
+static lvr_status begin_layer(run *r, const lvr_action *a, const uint8_t **ret_base, lvr_error *err)
 {
     lvr_session *s = r->s;
-    const uint32_t layer = r->work.layer.layer, n = r->work.layer.n_rows;
-    const int32_t slot = r->work.layer.slot;
+    const uint32_t layer = a->layer.layer, n = a->layer.n_rows;
     lvr_round_info info;
     lvr_round_get_info(s->machine, &info);
     if (n > s->config.max_rows && n > s->config.prefill_chunk)
         return lvr_fail(err, LVR_ERR_INVARIANT, "layer %u: a pass of %u rows", layer, n);
-    if (layer == 0) {
-        const lvr_status status = embed(r, &info, err);
-        if (status != LVR_OK)
-            return status;
-    }
-    const uint8_t *staged = slot < 0 ? NULL : lvr_staging_slot(s->staging, (uint32_t)slot);
-    const uint64_t t0 = lvr_now_ns();
-    lvr_forward_layer(s->pair.target.forward, layer, staged);
-    const uint64_t t1 = lvr_now_ns();
-    r->log.verify1_ns = t1;
-    r->stats.compute_ns += t1 - t0;
-    lvr_record_kernel(s->recorder, info.round, 0, layer, LVR_OP_LAYER, n, s->pair.target.kv.n_cached,
-                      (lvr_kernel_times){t0, t1});
-    if (slot >= 0)
-        r->stats.bytes_read += lvr_staging_consume(s->staging, (uint32_t)slot, record_read, s->recorder);
+    *ret_base = a->layer.slot < 0 ? NULL : lvr_staging_slot(s->staging, (uint32_t)a->layer.slot);
+    return layer == 0 ? embed(r, a, &info, err) : LVR_OK;
+}
+
+/* What comes after it. */
+static lvr_status end_layer(run *r, const lvr_action *a, uint32_t bucket, const lvr_accel_times *t,
+                            lvr_error *err)
+{
+    lvr_session *s = r->s;
+    lvr_round_info info;
+    lvr_round_get_info(s->machine, &info);
+    r->log.verify1_ns = t->end_ns;
+    r->stats.compute_ns += t->end_ns - t->start_ns;
+    const lvr_layer_log log = {.round = info.round,
+                               .layer = a->layer.layer,
+                               .rows = a->layer.n_rows,
+                               .bucket = bucket,
+                               .context = s->pair.target.kv.n_cached,
+                               .unit = a->layer.unit,
+                               .submit_ns = t->submit_ns,
+                               .start_ns = t->start_ns,
+                               .end_ns = t->end_ns};
+    lvr_record_layer(s->recorder, &log);
+    if (a->layer.slot >= 0)
+        r->stats.bytes_read +=
+            lvr_staging_consume(s->staging, (uint32_t)a->layer.slot, record_read, s->recorder);
     const lvr_status status = collect_reads(r, false, err);
     if (status != LVR_OK)
         return status;
     const lvr_event event = {.kind = LVR_EV_LAYER_DONE};
     return feed(r, &event, err);
+}
+
+static lvr_status run_layer(run *r, lvr_error *err)
+{
+    const uint8_t *staged = NULL;
+    const lvr_status status = begin_layer(r, &r->work, &staged, err);
+    if (status != LVR_OK)
+        return status;
+    const uint64_t t0 = lvr_now_ns();
+    lvr_forward_layer(r->s->pair.target.forward, r->work.layer.layer, staged);
+    const lvr_accel_times t = {.submit_ns = t0, .start_ns = t0, .end_ns = lvr_now_ns()};
+    return end_layer(r, &r->work, r->work.layer.n_rows, &t, err); /* a CPU runs as many rows as there are */
+}
+
+/* ---- layers on the accelerator ---- */
+
+static lvr_status submit_ticket(run *r, lvr_error *err)
+{
+    lvr_session *s = r->s;
+    flight *f = &r->npu;
+    const uint8_t *staged = NULL;
+    const lvr_accel_graph *graph = NULL;
+    lvr_status status = begin_layer(r, &f->action, &staged, err);
+    if (status == LVR_OK)
+        status = lvr_accel_graph_get(s->accel, s->pair.target.forward, f->action.layer.n_rows, &graph, err);
+    if (status == LVR_OK)
+        status = lvr_accel_submit(s->accel, graph, f->action.layer.layer, staged, &f->ticket, err);
+    if (status != LVR_OK)
+        return status;
+    f->ordered = false;
+    f->out = true;
+    f->bucket = lvr_accel_graph_bucket(graph);
+    return LVR_OK;
+}
+
+static lvr_status end_ticket(run *r, const lvr_accel_times *t, lvr_error *err)
+{
+    r->npu.out = false;
+    r->stats.npu_ns += t->end_ns - t->start_ns;
+    r->stats.npu_tickets++;
+    return end_layer(r, &r->npu.action, r->npu.bucket, t, err);
+}
+
+/* There is nothing else to do, though reads may finish meanwhile: they are handed on, and their layers
+ * checked, while the accelerator works. */
+static lvr_status wait_for_ticket(run *r, lvr_error *err)
+{
+    lvr_accel_times t;
+    const uint64_t t0 = lvr_now_ns();
+    const bool done = lvr_accel_wait(r->s->accel, r->npu.ticket,
+                                     r->s->staging ? LOOK_FOR_READS_NS : LOOK_FOR_CANCEL_NS, &t);
+    r->stats.npu_wait_ns += lvr_now_ns() - t0;
+    return done ? end_ticket(r, &t, err) : LVR_OK;
+}
+
+/* Between the draft's layers: what has finished is handed on, and the next layer follows. Only a LAYER action
+ * can come of it: the draft's own is still outstanding. */
+static lvr_status tend_accelerator(void *user, lvr_error *err)
+{
+    run *r = user;
+    lvr_accel_times t;
+    lvr_status status = collect_reads(r, false, err);
+    if (status == LVR_OK && r->npu.out && lvr_accel_poll(r->s->accel, r->npu.ticket, &t))
+        status = end_ticket(r, &t, err);
+    if (status == LVR_OK)
+        status = take_actions(r, err);
+    if (status == LVR_OK && r->npu.ordered)
+        status = submit_ticket(r, err);
+    return status;
 }
 
 static lvr_status run_head(run *r, lvr_error *err)
@@ -435,6 +558,21 @@ static lvr_status fail_cancelled(const run *r, lvr_error *err)
                     r->n_tokens, r->n_predict, r->request, r->stats.rounds);
 }
 
+/* One thing: the accelerator is served first, since it works while the CPU does. */
+static lvr_status do_next(run *r, lvr_error *err)
+{
+    lvr_accel_times t;
+    if (r->npu.out && lvr_accel_poll(r->s->accel, r->npu.ticket, &t))
+        return end_ticket(r, &t, err);
+    if (r->npu.ordered)
+        return submit_ticket(r, err);
+    const bool idle = !r->has_work && !r->npu.out;
+    const lvr_status status = collect_reads(r, idle, err);
+    if (status != LVR_OK || idle)
+        return status;
+    return r->has_work ? run_work(r, err) : wait_for_ticket(r, err);
+}
+
 static lvr_status loop(run *r, lvr_error *err)
 {
     for (;;) {
@@ -443,12 +581,7 @@ static lvr_status loop(run *r, lvr_error *err)
             return status;
         if (r->s->config.cancel && atomic_load_explicit(r->s->config.cancel, memory_order_relaxed))
             return fail_cancelled(r, err);
-        status = collect_reads(r, !r->has_work, err);
-        if (status != LVR_OK)
-            return status;
-        if (!r->has_work)
-            continue;
-        status = run_work(r, err);
+        status = do_next(r, err);
         if (status != LVR_OK)
             return status;
     }
@@ -577,5 +710,8 @@ void lvr_run_stats_add(lvr_run_stats *sum, const lvr_run_stats *one)
     sum->decode_io_busy_ns += one->decode_io_busy_ns;
     sum->decode_compute_ns += one->decode_compute_ns;
     sum->late_reads += one->late_reads;
+    sum->npu_ns += one->npu_ns;
+    sum->npu_wait_ns += one->npu_wait_ns;
+    sum->npu_tickets += one->npu_tickets;
     sum->stop = one->stop;
 }

@@ -1,7 +1,7 @@
 /*
  * The engine as a host of the round machine: executes its actions with real flash reads and real compute,
- * records what happened. A session holds both models, caches, the flash reader and the machine; requests run
- * one after another. One thread.
+ * records what happened. A session holds both models, caches, the flash reader, the accelerator and the
+ * machine; requests run one after another. One thread.
  */
 #ifndef LVR_ENGINE_DECODE_H
 #define LVR_ENGINE_DECODE_H
@@ -9,6 +9,7 @@
 #include "common/buf.h"
 #include "costmodel/core/policy_file.h"
 #include "costmodel/core/round.h"
+#include "engine/accel/accel.h"
 #include "engine/budget.h"
 #include "engine/flash/flash.h"
 #include "engine/sampler.h"
@@ -42,6 +43,10 @@ typedef struct lvr_session_config {
     double emulated_scale;     /* 1: as the preset says */
     bool unchecked_emulation;  /* tests only: do not compare the preset with the device's own rate */
     bool ignore_eos;
+    const char *accel;                       /* accelerator back end (engine/accel); NULL: none */
+    uint64_t accel_launch_ns, accel_sync_ns; /* injected into its tickets */
+    lvr_place place; /* of the target's layers; with `geometry`, that one's counts. AUTO without an
+                        accelerator is the CPU, NPU without one an error */
     const lvr_flash_faults *flash_faults; /* tests only: makes reads fail on purpose; NULL: none */
     /* Set by a signal handler or another thread: the session stops at the next event with
      * LVR_ERR_INTERRUPTED. */
@@ -56,7 +61,10 @@ const lvr_tokenizer *lvr_session_tokenizer(const lvr_session *s);
 const lvr_geometry *lvr_session_geometry(const lvr_session *s);
 const lvr_budget_parts *lvr_session_parts(const lvr_session *s);
 uint32_t lvr_session_n_ctx(const lvr_session *s);
+const lvr_accel_caps *lvr_session_accel(const lvr_session *s); /* NULL: none */
 void lvr_session_models(const lvr_session *s, lvr_trace_model *ret_target, lvr_trace_model *ret_draft);
+/* Whether the weights of one of the models are random. */
+bool lvr_session_synthetic(const lvr_session *s);
 void lvr_session_device(const lvr_session *s, lvr_trace_device *ret);
 /* The run as resolved: what a trace embeds and what a policy file is compared with. */
 void lvr_session_describe(const lvr_session *s, uint32_t n_predict, lvr_policy_file *ret);
@@ -77,6 +85,9 @@ typedef struct lvr_run_stats {
     uint64_t compute_ns, draft_ns, head_ns, plan_ns,
         commit_ns;                                 /* compute: embedding and layers of the target */
     uint64_t decode_io_busy_ns, decode_compute_ns; /* of the above, without the prompt's passes */
+    uint64_t npu_ns;                               /* of compute_ns: on the accelerator */
+    uint64_t npu_wait_ns;                          /* the host had nothing to do but wait for it */
+    uint64_t npu_tickets;
     uint64_t late_reads;
     lvr_stop stop;
 } lvr_run_stats;

@@ -35,9 +35,18 @@ lvr_status lvr_forward_embed(lvr_forward *f, const lvr_fwd_row *rows, uint32_t n
 /* Runs the pass's rows through one layer. base: staged weights or NULL (resident). parent slots may be rows
  * of this or earlier calls. */
 void lvr_forward_layer(lvr_forward *f, uint32_t layer, const uint8_t *base);
+/* As above, on other kernels and threads than the workspace's own, so that any layer of a pass may be run by
+ * another unit: from any thread, though one call at a time per workspace, each seeing the one before (a lock
+ * or a queue between them). pool NULL, or larger than the pool the workspace was made with: the calling
+ * thread alone. The bits are those of lvr_forward_layer. */
+void lvr_forward_layer_on(lvr_forward *f, uint32_t layer, const uint8_t *base, const lvr_kernels *kernels,
+                          lvr_pool *pool);
 /* Logits of one row after the last layer: out[vocab]. Does not disturb the rows. */
 void lvr_forward_head(lvr_forward *f, uint32_t row, float *out);
 /* Logits of several rows in one go (weights read once): out[n][vocab]. */
 void lvr_forward_heads(lvr_forward *f, const uint32_t *rows, uint32_t n, float *out);
+/* As above; kernels and pool as in lvr_forward_layer_on. */
+void lvr_forward_heads_on(lvr_forward *f, const uint32_t *rows, uint32_t n, float *out,
+                          const lvr_kernels *kernels, lvr_pool *pool);
 
 #endif

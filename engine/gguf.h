@@ -1,7 +1,7 @@
 /*
- * GGUF v3 reader (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). Everything in the file is
- * checked before it is used: counts, string lengths, types, dimensions, offsets, alignment and the file's
- * size. Little endian only. Immutable after open: safe to share between threads.
+ * GGUF reader, versions 2 and 3 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). Everything in
+ * the file is checked before it is used: counts, string lengths, types, dimensions, offsets, alignment and
+ * the file's size. Little endian only. Immutable after open: safe to share between threads.
  */
 #ifndef LVR_ENGINE_GGUF_H
 #define LVR_ENGINE_GGUF_H
@@ -15,6 +15,10 @@
 
 typedef struct lvr_gguf lvr_gguf;
 
+/* A boolean of ours: the weights are random (lever model synth), so whatever is measured with them says so.
+ */
+#define LVR_GGUF_SYNTHETIC "lever.synthetic"
+
 typedef struct lvr_gguf_str {
     const char *s; /* not NUL-terminated in arrays: use n */
     uint64_t n;
@@ -25,10 +29,13 @@ typedef struct lvr_gguf_tensor {
     uint32_t n_dims;
     uint64_t dims[4]; /* dims[0] is the contiguous one (inputs), dims[1] the rows (outputs); unused are 1 */
     lvr_wtype type;
-    uint64_t offset; /* in the file */
+    uint64_t offset; /* in the file; of a split model: in the file that its parts joined would make */
     uint64_t bytes;
 } lvr_gguf_tensor;
 
+/* A model split into parts (X-00001-of-0000N.gguf, keys split.*) is opened by any of them: all parts are
+ * opened, checked against each other, and read as one file whose metadata is the first part's, without
+ * split.*. */
 lvr_status lvr_gguf_open(const char *path, lvr_gguf **ret, lvr_error *err);
 /* Parses a GGUF header held in memory (fuzzing; the header inside a pack). file_bytes bounds tensor data;
  * skip_tensor_bounds: the tensors' data is elsewhere. The bytes are copied. */
@@ -38,7 +45,11 @@ void lvr_gguf_free(lvr_gguf *g);
 const char *lvr_gguf_path(const lvr_gguf *g);
 /* The raw header bytes [0, n) that precede tensor data (meta data and tensor table). */
 const void *lvr_gguf_header(const lvr_gguf *g, uint64_t *ret_n);
-uint64_t lvr_gguf_file_bytes(const lvr_gguf *g);
+uint64_t lvr_gguf_file_bytes(const lvr_gguf *g); /* of all parts */
+uint32_t lvr_gguf_n_parts(const lvr_gguf *g);    /* at least 1 */
+const char *lvr_gguf_part_path(const lvr_gguf *g, uint32_t i);
+uint64_t lvr_gguf_part_bytes(const lvr_gguf *g, uint32_t i);
+int lvr_gguf_part_fd(const lvr_gguf *g, uint32_t i); /* owned by g, to read by pread; -1: from memory */
 uint32_t lvr_gguf_alignment(const lvr_gguf *g);
 
 /* Required keys: absent or of another type is LVR_ERR_FORMAT naming key, expected and found type. */

@@ -1,7 +1,7 @@
 #include "engine/kv.h"
 
+#include "common/hugemem.h"
 #include <stdbool.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define KV_ALIGN 64u
@@ -32,7 +32,7 @@ lvr_status lvr_kv_init(lvr_kv *kv, uint32_t n_layers, uint32_t n_ctx, uint32_t m
 {
     const uint64_t bytes = lvr_kv_bytes(n_layers, n_ctx, max_scratch, kv_dim);
     /* Not cleared: rows are written before they are read, and untouched pages cost no memory. */
-    uint8_t *data = bytes > SIZE_MAX / 2 ? NULL : aligned_alloc(KV_ALIGN, bytes ? bytes : KV_ALIGN);
+    uint8_t *data = bytes > SIZE_MAX / 2 ? NULL : lvr_huge_alloc(bytes ? bytes : KV_ALIGN);
     if (!data)
         return lvr_fail(
             err, LVR_ERR_NOMEM,
@@ -57,7 +57,9 @@ lvr_status lvr_kv_init(lvr_kv *kv, uint32_t n_layers, uint32_t n_ctx, uint32_t m
 
 void lvr_kv_free(lvr_kv *kv)
 {
-    free(kv->k); /* one allocation holds all four arrays */
+    /* One allocation holds all four arrays. */
+    const uint64_t bytes = lvr_kv_bytes(kv->n_layers, kv->n_ctx, kv->max_scratch, kv->kv_dim);
+    lvr_huge_free(kv->k, bytes ? bytes : KV_ALIGN);
     *kv = (lvr_kv){0};
 }
 

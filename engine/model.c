@@ -1,6 +1,7 @@
 #include "engine/model.h"
 
 #include "common/fs.h"
+#include "common/hugemem.h"
 #include "engine/pack_cache.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -17,18 +18,18 @@ typedef struct section {
 static lvr_status read_section(int fd, const char *path, const char *what, const section *s, uint8_t **ret,
                                lvr_error *err)
 {
-    uint8_t *data = aligned_alloc(LVR_PACK_ALIGN, s->bytes);
+    uint8_t *data = lvr_huge_alloc(s->bytes); /* a multiple of LVR_PACK_ALIGN, and aligned so */
     if (!data)
         return lvr_fail(err, LVR_ERR_NOMEM, "%s: out of memory for %llu bytes of weights (%s)", path,
                         (unsigned long long)s->bytes, what);
     const lvr_status status = lvr_pread_all(fd, data, s->bytes, s->offset, path, err);
     if (status != LVR_OK) {
-        free(data);
+        lvr_huge_free(data, s->bytes);
         return status;
     }
     const uint32_t crc = lvr_crc32c(0, data, s->bytes);
     if (crc != s->crc) {
-        free(data);
+        lvr_huge_free(data, s->bytes);
         return lvr_fail(err, LVR_ERR_FORMAT,
                         "%s: %s is damaged: expected CRC-32C %08x, found %08x; pack the model again", path,
                         what, s->crc, crc);
@@ -81,10 +82,10 @@ static lvr_matrix view(const lvr_pack_tensor *t, const uint8_t *base)
     return (lvr_matrix){.type = t->type, .n_out = t->n_out, .n_in = t->n_in, .data = base + t->offset};
 }
 
-/* Norms are 64-byte aligned f32 vectors inside a section. */
+/* Norms and biases are 64-byte aligned f32 vectors inside a section. NULL if the model has none. */
 static const float *vector(const lvr_pack_tensor *t, const uint8_t *base)
 {
-    return (const float *)(const void *)(base + t->offset);
+    return t == NULL ? NULL : (const float *)(const void *)(base + t->offset);
 }
 
 static void view_resident(lvr_model *m)
@@ -94,6 +95,7 @@ static void view_resident(lvr_model *m)
     m->embd = view(lvr_pack_resident_tensor(m->pack, LVR_ROLE_TOKEN_EMBD), base);
     m->head = head ? view(head, base) : m->embd;
     m->out_norm = vector(lvr_pack_resident_tensor(m->pack, LVR_ROLE_OUTPUT_NORM), base);
+    m->rope_freqs = vector(lvr_pack_resident_tensor(m->pack, LVR_ROLE_ROPE_FREQS), base);
 }
 
 lvr_status lvr_model_from_pack(lvr_pack *pack, const bool *resident, lvr_model **ret, lvr_error *err)
@@ -134,9 +136,9 @@ void lvr_model_free(lvr_model *m)
     if (!m)
         return;
     for (uint32_t l = 0; m->layer_data && l < m->shape->n_layers; l++)
-        free(m->layer_data[l]);
+        lvr_huge_free(m->layer_data[l], lvr_pack_layer_bytes(m->pack, l));
     free(m->layer_data);
-    free(m->resident_data);
+    lvr_huge_free(m->resident_data, lvr_pack_resident_bytes(m->pack));
     lvr_pack_free(m->pack);
     free(m);
 }
@@ -152,6 +154,12 @@ void lvr_model_layer(const lvr_model *m, uint32_t layer, const uint8_t *base, lv
         .k = view(lvr_pack_layer_tensor(p, layer, LVR_ROLE_K), b),
         .v = view(lvr_pack_layer_tensor(p, layer, LVR_ROLE_V), b),
         .o = view(lvr_pack_layer_tensor(p, layer, LVR_ROLE_O), b),
+        .q_bias = vector(lvr_pack_layer_tensor(p, layer, LVR_ROLE_Q_BIAS), b),
+        .k_bias = vector(lvr_pack_layer_tensor(p, layer, LVR_ROLE_K_BIAS), b),
+        .v_bias = vector(lvr_pack_layer_tensor(p, layer, LVR_ROLE_V_BIAS), b),
+        .o_bias = vector(lvr_pack_layer_tensor(p, layer, LVR_ROLE_O_BIAS), b),
+        .q_norm = vector(lvr_pack_layer_tensor(p, layer, LVR_ROLE_Q_NORM), b),
+        .k_norm = vector(lvr_pack_layer_tensor(p, layer, LVR_ROLE_K_NORM), b),
         .gate = view(lvr_pack_layer_tensor(p, layer, LVR_ROLE_GATE), b),
         .up = view(lvr_pack_layer_tensor(p, layer, LVR_ROLE_UP), b),
         .down = view(lvr_pack_layer_tensor(p, layer, LVR_ROLE_DOWN), b),

@@ -12,7 +12,9 @@ typedef struct lvr_layer_weights {
     const float *attn_norm, *ffn_norm; /* [d_model] */
     lvr_matrix q, k, v,
         o; /* q: n_heads*head_dim x d_model, k, v: n_kv*head_dim x d_model, o: d_model x n_heads*head_dim */
-    lvr_matrix gate, up, down; /* gate, up: d_ff x d_model, down: d_model x d_ff */
+    const float *q_bias, *k_bias, *v_bias, *o_bias; /* NULL: none; as the products' outputs */
+    const float *q_norm, *k_norm;                   /* [head_dim], NULL: none */
+    lvr_matrix gate, up, down;                      /* gate, up: d_ff x d_model, down: d_model x d_ff */
 } lvr_layer_weights;
 
 typedef struct lvr_model {
@@ -20,6 +22,7 @@ typedef struct lvr_model {
     const lvr_model_shape *shape;
     lvr_matrix embd, head; /* head == embd when tied */
     const float *out_norm;
+    const float *rope_freqs; /* [head_dim / 2]: RoPE's frequencies are divided by them; NULL: none */
     uint8_t *resident_data;  /* embeddings, norm, head */
     uint8_t **layer_data;    /* [n_layers], NULL where streamed */
     uint64_t resident_bytes; /* all of the above */

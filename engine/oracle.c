@@ -173,6 +173,7 @@ lvr_status lvr_oracle_trace_meta(const lvr_oracle *o, uint32_t n_predict, lvr_tr
         return status;
     }
     lvr_trace_meta_init(LVR_TRACE_ORACLE, ret);
+    ret->synthetic = lvr_pair_synthetic(&o->pair);
     ret->seed = o->config.sampling.seed;
     ret->temperature = o->config.sampling.temperature;
     ret->top_p = o->config.sampling.top_p;
@@ -275,13 +276,13 @@ static lvr_status check_cancel(const request *q, lvr_error *err)
 static lvr_status generate(request *q, lvr_error *err)
 {
     const lvr_oracle *o = q->o;
-    const int32_t eos = o->config.ignore_eos ? -1 : lvr_tokenizer_eos(o->pair.target.tokenizer);
+    const lvr_tokenizer *t = o->pair.target.tokenizer;
     lvr_status status = prefill(q, false, err);
     while (status == LVR_OK && q->n_seq - q->n_prompt < q->n_predict && q->n_seq <= o->n_ctx) {
         status = check_cancel(q, err);
         if (status == LVR_OK)
             status = next_token(q, err);
-        if (status == LVR_OK && eos >= 0 && q->seq[q->n_seq - 1] == eos)
+        if (status == LVR_OK && !o->config.ignore_eos && lvr_tokenizer_is_eog(t, q->seq[q->n_seq - 1]))
             break;
     }
     return status;

@@ -1,16 +1,20 @@
 /*
- * The pack: one model in a layer-major file made for streaming. Version 1, little endian:
+ * The pack: one model in a layer-major file made for streaming. Version 2, little endian:
  *
- *     [0, 4 KiB)     header: magic "LVRPACK\0", versions, counts, offsets, model shape's source hash, CRC-32C
- * (pack.c) then           the source GGUF's header bytes, verbatim: hyperparameters and tokenizer are read by
- * the same parser then           section table and tensor table then, 4 KiB-aligned: the resident section
- * (token embeddings, output norm, head) then, 4 KiB-aligned: one section per layer, in order (what a pass
- * streams)
+ *     [0, 4 KiB)  header: magic "LVRPACK\0", versions, counts, offsets, the source's SHA-256, CRC-32C
+ *                 (pack_internal.h)
+ *     then        the source GGUF's header bytes, verbatim (of a split model: the header that the unsplit
+ * file would have): hyperparameters and tokenizer are read by the same parser then        section table and
+ * tensor table then, 4 KiB-aligned: the resident section (token embeddings, output norm, head, RoPE's
+ * frequency factors) then, 4 KiB-aligned: one section per layer, in order (what a pass streams)
  *
  * Within a section, tensors are 64-byte aligned; matrices are in the packed layout of
- * engine/kernels/kernels.h (4-bit stays 4-bit), norms are plain f32 vectors (n_out 1, n_in = length). A
- * section's bytes are a multiple of 4 KiB and are covered by one CRC-32C. The layout is the same for every
- * SIMD level. Immutable after open: safe to share between threads.
+ * engine/kernels/kernels.h (4-bit stays 4-bit), norms and biases are plain f32 vectors (n_out 1, n_in =
+ * length). Rows of queries and keys (weights, biases, norms) of architectures that rotate pairs
+ * (i, i + head_dim / 2) are reordered within each head so that the kernels' interleaved pairs (2i, 2i + 1)
+ * are the same ones: scores are sums over a head, so the order does not matter to them. A section's bytes are
+ * a multiple of 4 KiB and are covered by one CRC-32C. The layout is the same for every SIMD level. Immutable
+ * after open: safe to share between threads.
  */
 #ifndef LVR_ENGINE_PACK_H
 #define LVR_ENGINE_PACK_H
@@ -18,41 +22,14 @@
 #include "common/error.h"
 #include "engine/gguf.h"
 #include "engine/kernels/kernels.h"
+#include "engine/model_shape.h"
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
-#define LVR_PACK_FILE_VERSION 1u
+#define LVR_PACK_FILE_VERSION 2u
 #define LVR_PACK_ALIGN 4096u /* sections: offsets and sizes (O_DIRECT) */
 #define LVR_PACK_TENSOR_ALIGN 64u
-
-typedef struct lvr_model_shape {
-    char arch[32], name[128];
-    uint32_t n_layers, d_model, n_heads, n_kv, head_dim, d_ff, vocab, n_ctx_train;
-    float rms_eps, rope_base;
-    bool tied; /* no output.weight: the head is the token embedding */
-} lvr_model_shape;
-
-/* Reads and validates the shape: the architecture is known, head counts divide, every tensor needed is there
- * with the right dimensions, and none is there that the forward pass would ignore. LVR_ERR_UNSUPPORTED names
- * what this version cannot do, LVR_ERR_FORMAT what contradicts itself. */
-lvr_status lvr_model_shape_from_gguf(const lvr_gguf *g, lvr_model_shape *ret, lvr_error *err);
-
-typedef enum lvr_role {
-    LVR_ROLE_TOKEN_EMBD, /* resident section */
-    LVR_ROLE_OUTPUT_NORM,
-    LVR_ROLE_OUTPUT,    /* absent when tied */
-    LVR_ROLE_ATTN_NORM, /* layer sections */
-    LVR_ROLE_Q,
-    LVR_ROLE_K,
-    LVR_ROLE_V,
-    LVR_ROLE_O,
-    LVR_ROLE_FFN_NORM,
-    LVR_ROLE_GATE,
-    LVR_ROLE_UP,
-    LVR_ROLE_DOWN,
-    LVR_ROLE_COUNT
-} lvr_role;
-const char *lvr_role_name(lvr_role role); /* "attn_q", ...; NULL: not a role */
 
 typedef struct lvr_pack_tensor {
     lvr_role role;
@@ -64,10 +41,26 @@ typedef struct lvr_pack_tensor {
 
 typedef struct lvr_pack lvr_pack;
 
-/* Packs the model open in `g`, one layer in memory at a time, into out_path (by a temporary file and a
- * rename). */
+/* How to pack; all zero is fine, and so is NULL instead of it. */
+typedef struct lvr_pack_options {
+    uint32_t n_threads; /* 0: as many as there are processors, at most 8 */
+    const atomic_bool
+        *cancel; /* once true, packing ends with LVR_ERR_INTERRUPTED and leaves nothing behind */
+    /* Called from the packing thread some times a second at most, and at the end of each stage ("hashing",
+     * "packing"). NULL: a line every 10 % of large models goes to lvr_log. */
+    void (*progress)(const char *stage, uint64_t done_bytes, uint64_t total_bytes, void *user);
+    void *user;
+} lvr_pack_options;
+
+/* Packs the model open in `g`, a few groups of outputs in memory at a time (below 16 MiB a thread), into
+ * out_path (by a temporary file and a rename). gguf_sha256: of the GGUF file; of a split model: of its parts'
+ * bytes, one after the other. */
 lvr_status lvr_pack_write(const lvr_gguf *g, const char gguf_sha256[LVR_SHA256_HEX_BYTES],
-                          const char *out_path, lvr_error *err);
+                          const char *out_path, const lvr_pack_options *options, lvr_error *err);
+
+/* Sizes that a pack of the model has: its resident section, and its layers together. */
+lvr_status lvr_pack_sizes(const lvr_gguf *g, uint64_t *ret_resident_bytes, uint64_t *ret_layers_bytes,
+                          lvr_error *err);
 
 /* Opens a pack and validates everything but the weights' checksums (lvr_pack_verify). */
 lvr_status lvr_pack_open(const char *path, lvr_pack **ret, lvr_error *err);

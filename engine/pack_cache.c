@@ -18,26 +18,64 @@
 #define RACY_NS                                                                                              \
     2000000000ull /* a file touched this recently may change again within one tick of its time stamp */
 
-/* What tells a file from another version of itself without reading it. */
+#define PROGRESS_NS 200000000ull
+#define FNV_PRIME 0x100000001b3ull
+
+/* What tells a model from another version of itself without reading it. */
 struct identity {
-    char *path; /* absolute */
-    uint64_t bytes, mtime_ns, inode;
+    char *path;               /* absolute; of a split model, the first part's */
+    uint64_t bytes, mtime_ns; /* of all parts together, and of the one touched last */
+    uint64_t inode;           /* of several parts: a hash of their inodes, times and sizes */
 };
 
-static lvr_status take_identity(const char *path, struct identity *ret, lvr_error *err)
+/* What is open under the part's name, and its absolute path. */
+static lvr_status take_part(const lvr_gguf *g, uint32_t i, char **ret_absolute, struct stat *ret,
+                            lvr_error *err)
 {
-    struct stat st;
+    const char *path = lvr_gguf_part_path(g, i);
     char *absolute = realpath(path, NULL);
-    if (absolute == NULL || stat(absolute, &st) != 0) {
+    if (absolute == NULL || fstat(lvr_gguf_part_fd(g, i), ret) != 0) {
         const int errnum = errno;
         free(absolute);
         return lvr_fail_errno(err, errnum, "%s: cannot stat", path);
     }
-    *ret = (struct identity){.path = absolute,
-                             .bytes = (uint64_t)st.st_size,
-                             .mtime_ns =
-                                 (uint64_t)st.st_mtim.tv_sec * 1000000000u + (uint64_t)st.st_mtim.tv_nsec,
-                             .inode = (uint64_t)st.st_ino};
+    *ret_absolute = absolute;
+    return LVR_OK;
+}
+
+static uint64_t mix(uint64_t hash, uint64_t value)
+{
+    return (hash ^ value) * FNV_PRIME;
+}
+
+static void add_part(struct identity *id, const struct stat *st, uint32_t n_parts)
+{
+    const uint64_t mtime_ns = (uint64_t)st->st_mtim.tv_sec * 1000000000u + (uint64_t)st->st_mtim.tv_nsec;
+    id->bytes += (uint64_t)st->st_size;
+    id->mtime_ns = mtime_ns > id->mtime_ns ? mtime_ns : id->mtime_ns;
+    id->inode = n_parts == 1 ? (uint64_t)st->st_ino
+                             : mix(mix(mix(id->inode, st->st_ino), mtime_ns), (uint64_t)st->st_size);
+}
+
+static lvr_status take_identity(const lvr_gguf *g, struct identity *ret, lvr_error *err)
+{
+    struct identity id = {0};
+    const uint32_t n = lvr_gguf_n_parts(g);
+    for (uint32_t i = 0; i < n; i++) {
+        struct stat st;
+        char *absolute = NULL;
+        const lvr_status status = take_part(g, i, &absolute, &st, err);
+        if (status != LVR_OK) {
+            free(id.path);
+            return status;
+        }
+        add_part(&id, &st, n);
+        if (i == 0)
+            id.path = absolute;
+        else
+            free(absolute);
+    }
+    *ret = id;
     return LVR_OK;
 }
 
@@ -136,50 +174,76 @@ out:
     lvr_buf_free(&lines);
 }
 
-static lvr_status hash_bytes(int fd, const char *path, uint64_t bytes, uint8_t *chunk,
-                             char ret_hex[LVR_SHA256_HEX_BYTES], lvr_error *err)
-{
+/* A model being hashed, part after part. */
+struct hashing {
+    const char *path;
+    const lvr_pack_options *options;
     lvr_sha256 sha;
-    unsigned tenths = 0;
-    lvr_sha256_init(&sha);
+    uint8_t *chunk;
+    uint64_t done, total, reported_ns;
+};
+
+static void show_hashing(struct hashing *h, uint64_t n)
+{
+    const unsigned before = (unsigned)(h->done * 10 / h->total);
+    const uint64_t now = lvr_now_ns();
+    h->done += n;
+    const unsigned tenths = (unsigned)(h->done * 10 / h->total);
+    if (h->options->progress == NULL) {
+        if (h->total >= PROGRESS_BYTES && tenths > before)
+            lvr_log(LVR_LOG_INFO, "hashing %s: %u %%", h->path, tenths * 10);
+        return;
+    }
+    if (now - h->reported_ns < PROGRESS_NS && h->done < h->total)
+        return;
+    h->reported_ns = now;
+    h->options->progress("hashing", h->done, h->total, h->options->user);
+}
+
+static lvr_status hash_part(struct hashing *h, const lvr_gguf *g, uint32_t part, lvr_error *err)
+{
+    const char *path = lvr_gguf_part_path(g, part);
+    const uint64_t bytes = lvr_gguf_part_bytes(g, part);
+    const atomic_bool *cancel = h->options->cancel;
     for (uint64_t at = 0; at < bytes; at += HASH_CHUNK_BYTES) {
         const uint64_t n = bytes - at < HASH_CHUNK_BYTES ? bytes - at : HASH_CHUNK_BYTES;
-        const lvr_status status = lvr_pread_all(fd, chunk, n, at, path, err);
+        if (cancel != NULL && atomic_load(cancel))
+            return lvr_fail(err, LVR_ERR_INTERRUPTED, "interrupted while hashing %s: no pack was written",
+                            path);
+        const lvr_status status = lvr_pread_all(lvr_gguf_part_fd(g, part), h->chunk, n, at, path, err);
         if (status != LVR_OK)
             return status;
-        lvr_sha256_update(&sha, chunk, n);
-        const unsigned done = (unsigned)((at + n) * 10 / bytes);
-        if (bytes >= PROGRESS_BYTES && done > tenths)
-            lvr_log(LVR_LOG_INFO, "hashing %s: %u %%", path, done * 10);
-        tenths = done;
+        lvr_sha256_update(&h->sha, h->chunk, n);
+        show_hashing(h, n);
     }
-    lvr_sha256_hex(&sha, ret_hex);
     return LVR_OK;
 }
 
-static lvr_status hash_file(const char *path, char ret_hex[LVR_SHA256_HEX_BYTES], lvr_error *err)
+/* Of the parts' bytes, one part after the other. */
+static lvr_status hash_model(const lvr_gguf *g, const lvr_pack_options *options,
+                             char ret_hex[LVR_SHA256_HEX_BYTES], lvr_error *err)
 {
-    int fd = -1;
-    uint64_t bytes = 0;
-    lvr_status status = lvr_open_regular(path, "a GGUF file", &fd, &bytes, err);
-    if (status != LVR_OK)
-        return status;
-    uint8_t *chunk = malloc(HASH_CHUNK_BYTES);
-    if (chunk == NULL)
-        status = lvr_fail(err, LVR_ERR_NOMEM, "%s: out of memory", path);
-    else
-        status = hash_bytes(fd, path, bytes, chunk, ret_hex, err);
-    free(chunk);
-    close(fd);
+    struct hashing h = {.path = lvr_gguf_path(g), .options = options, .total = lvr_gguf_file_bytes(g)};
+    lvr_status status = LVR_OK;
+    lvr_sha256_init(&h.sha);
+    h.chunk = malloc(HASH_CHUNK_BYTES);
+    if (h.chunk == NULL)
+        return lvr_fail(err, LVR_ERR_NOMEM, "%s: out of memory", h.path);
+    for (uint32_t i = 0; status == LVR_OK && i < lvr_gguf_n_parts(g); i++)
+        status = hash_part(&h, g, i, err);
+    if (status == LVR_OK)
+        lvr_sha256_hex(&h.sha, ret_hex);
+    free(h.chunk);
     return status;
 }
 
-static lvr_status known_hash(const char *dir, const struct identity *id, char ret_hex[LVR_SHA256_HEX_BYTES],
+static lvr_status known_hash(const lvr_gguf *g, const char *dir, const struct identity *id,
+                             const lvr_pack_options *options, char ret_hex[LVR_SHA256_HEX_BYTES],
                              lvr_error *err)
 {
     if (scan_hashes(dir, id, ret_hex, NULL))
         return LVR_OK;
-    const lvr_status status = hash_file(id->path, ret_hex, err);
+    const lvr_status status = hash_model(g, options, ret_hex, err);
     if (status == LVR_OK)
         remember(dir, id, ret_hex);
     return status;
@@ -187,12 +251,12 @@ static lvr_status known_hash(const char *dir, const struct identity *id, char re
 
 /* The GGUF must be the same file after packing as before, or the pack would carry the wrong hash. */
 static lvr_status pack_unchanged(const lvr_gguf *g, const struct identity *id, const char *sha256,
-                                 const char *out, lvr_error *err)
+                                 const char *out, const lvr_pack_options *options, lvr_error *err)
 {
     struct identity after = {0};
-    lvr_status status = lvr_pack_write(g, sha256, out, err);
+    lvr_status status = lvr_pack_write(g, sha256, out, options, err);
     if (status == LVR_OK)
-        status = take_identity(id->path, &after, err);
+        status = take_identity(g, &after, err);
     if (status == LVR_OK && !same_file(id, &after)) {
         (void)unlink(out);
         status = lvr_fail(err, LVR_ERR_IO, "%s changed while it was being packed; try again", id->path);
@@ -221,16 +285,16 @@ static bool open_cached(const char *path, const char *sha256, lvr_pack **ret)
     return true;
 }
 
-/* Opens a GGUF that can be packed. The identity is taken before opening, so that any later change is noticed,
- * and the shape is checked before gigabytes are hashed for nothing. */
+/* Opens a GGUF that can be packed. Identity, hash and pack are all of the open files, whatever happens to
+ * their names meanwhile. The shape is checked before gigabytes are hashed for nothing. */
 static lvr_status open_packable(const char *path, lvr_gguf **ret, struct identity *ret_id, lvr_error *err)
 {
     lvr_gguf *g = NULL;
     lvr_model_shape shape;
     struct identity id = {0};
-    lvr_status status = take_identity(path, &id, err);
+    lvr_status status = lvr_gguf_open(path, &g, err);
     if (status == LVR_OK)
-        status = lvr_gguf_open(path, &g, err);
+        status = take_identity(g, &id, err);
     if (status == LVR_OK)
         status = lvr_model_shape_from_gguf(g, &shape, err);
     if (status != LVR_OK) {
@@ -243,12 +307,12 @@ static lvr_status open_packable(const char *path, lvr_gguf **ret, struct identit
     return LVR_OK;
 }
 
-static lvr_status open_or_pack(const lvr_gguf *g, const struct identity *id, const char *dir, lvr_pack **ret,
-                               lvr_error *err)
+static lvr_status open_or_pack(const lvr_gguf *g, const struct identity *id, const char *dir,
+                               const lvr_pack_options *options, lvr_pack **ret, lvr_error *err)
 {
     char sha256[LVR_SHA256_HEX_BYTES];
     char *out = NULL;
-    lvr_status status = known_hash(dir, id, sha256, err);
+    lvr_status status = known_hash(g, dir, id, options, sha256, err);
     if (status != LVR_OK)
         return status;
     if (asprintf(&out, "%s/%s-v%u.lvrpack", dir, sha256, LVR_PACK_LAYOUT_VERSION) < 0)
@@ -256,7 +320,7 @@ static lvr_status open_or_pack(const lvr_gguf *g, const struct identity *id, con
     if (!open_cached(out, sha256, ret)) {
         lvr_log(LVR_LOG_INFO, "packing %s into %s (once; a run on the pack itself needs no cache)", id->path,
                 out);
-        status = pack_unchanged(g, id, sha256, out, err);
+        status = pack_unchanged(g, id, sha256, out, options, err);
         if (status == LVR_OK)
             status = lvr_pack_open(out, ret, err);
     }
@@ -264,7 +328,7 @@ static lvr_status open_or_pack(const lvr_gguf *g, const struct identity *id, con
     return status;
 }
 
-static lvr_status open_gguf(const char *path, lvr_pack **ret, lvr_error *err)
+static lvr_status open_gguf(const char *path, const lvr_pack_options *options, lvr_pack **ret, lvr_error *err)
 {
     lvr_gguf *g = NULL;
     struct identity id = {0};
@@ -276,41 +340,55 @@ static lvr_status open_gguf(const char *path, lvr_pack **ret, lvr_error *err)
     if (status == LVR_OK)
         status = lvr_mkdirs(dir, err);
     if (status == LVR_OK)
-        status = open_or_pack(g, &id, dir, ret, err);
+        status = open_or_pack(g, &id, dir, options, ret, err);
     lvr_gguf_free(g);
     free(id.path);
     free(dir);
     return status;
 }
 
-static lvr_status check_not_itself(const struct identity *id, const char *out, lvr_error *err)
+static lvr_status check_not_itself(const lvr_gguf *g, const char *out, lvr_error *err)
 {
     struct stat a, b;
-    if (stat(out, &b) != 0 || stat(id->path, &a) != 0 || a.st_dev != b.st_dev || a.st_ino != b.st_ino)
+    if (stat(out, &b) != 0)
         return LVR_OK;
-    return lvr_fail(err, LVR_ERR_IO, "%s is the model itself: packing would overwrite it; name another file",
-                    out);
+    for (uint32_t i = 0; i < lvr_gguf_n_parts(g); i++)
+        if (stat(lvr_gguf_part_path(g, i), &a) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino)
+            return lvr_fail(err, LVR_ERR_IO,
+                            "%s is the model itself: packing would overwrite it; name another file", out);
+    return LVR_OK;
 }
 
-lvr_status lvr_pack_from_gguf(const char *path, const char *out, lvr_error *err)
+static const lvr_pack_options no_options = {0};
+
+lvr_status lvr_pack_from_gguf(const char *path, const char *out, const lvr_pack_options *options,
+                              lvr_error *err)
 {
     lvr_gguf *g = NULL;
     struct identity id = {0};
     char sha256[LVR_SHA256_HEX_BYTES];
+    const lvr_pack_options *how = options != NULL ? options : &no_options;
     lvr_status status = open_packable(path, &g, &id, err);
     if (status != LVR_OK)
         return status;
-    status = check_not_itself(&id, out, err);
+    status = check_not_itself(g, out, err);
     if (status == LVR_OK)
-        status = hash_file(id.path, sha256, err);
+        status = hash_model(g, how, sha256, err);
     if (status == LVR_OK)
-        status = pack_unchanged(g, &id, sha256, out, err);
+        status = pack_unchanged(g, &id, sha256, out, how, err);
     lvr_gguf_free(g);
     free(id.path);
     return status;
 }
 
+lvr_status lvr_pack_open_any_with(const char *path, const lvr_pack_options *options, lvr_pack **ret,
+                                  lvr_error *err)
+{
+    const lvr_pack_options *how = options != NULL ? options : &no_options;
+    return lvr_pack_is_pack(path) ? lvr_pack_open(path, ret, err) : open_gguf(path, how, ret, err);
+}
+
 lvr_status lvr_pack_open_any(const char *path, lvr_pack **ret, lvr_error *err)
 {
-    return lvr_pack_is_pack(path) ? lvr_pack_open(path, ret, err) : open_gguf(path, ret, err);
+    return lvr_pack_open_any_with(path, NULL, ret, err);
 }

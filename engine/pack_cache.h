@@ -9,12 +9,16 @@
 
 #include "engine/pack.h"
 
-/* `path` is a GGUF or a pack (told apart by its first bytes). Packing and hashing are announced through
- * lvr_log. */
+/* `path` is a GGUF (any part of a split one) or a pack, told apart by its first bytes. Packing and hashing
+ * are announced through lvr_log. */
 lvr_status lvr_pack_open_any(const char *path, lvr_pack **ret, lvr_error *err);
+/* As above; options (may be NULL) say how to pack if that is needed. */
+lvr_status lvr_pack_open_any_with(const char *path, const lvr_pack_options *options, lvr_pack **ret,
+                                  lvr_error *err);
 
-/* Hashes and packs the GGUF at `path` into `out`; a GGUF that changes meanwhile, or is `out` itself, is
- * LVR_ERR_IO. */
-lvr_status lvr_pack_from_gguf(const char *path, const char *out, lvr_error *err);
+/* Hashes and packs the GGUF at `path` (any part of a split one) into `out`; a GGUF that changes meanwhile, or
+ * is `out` itself, is LVR_ERR_IO. options may be NULL. */
+lvr_status lvr_pack_from_gguf(const char *path, const char *out, const lvr_pack_options *options,
+                              lvr_error *err);
 
 #endif

@@ -34,6 +34,16 @@ static void free_side(lvr_side *side)
     *side = (lvr_side){0};
 }
 
+static bool side_synthetic(const lvr_side *side)
+{
+    return lvr_gguf_bool_or(lvr_pack_gguf(side->pack), LVR_GGUF_SYNTHETIC, false);
+}
+
+bool lvr_pair_synthetic(const lvr_pair *p)
+{
+    return side_synthetic(&p->target) || (p->has_draft && side_synthetic(&p->draft));
+}
+
 void lvr_pair_free(lvr_pair *p)
 {
     free_side(&p->draft);
@@ -185,8 +195,12 @@ lvr_status lvr_pair_draft(lvr_pair *p, lvr_fwd_row *rows, uint32_t n_rows, uint3
     lvr_status status = lvr_forward_embed(d->forward, rows, n_rows, err);
     if (status != LVR_OK)
         return status;
-    for (uint32_t l = 0; l < d->shape->n_layers; l++)
+    for (uint32_t l = 0; l < d->shape->n_layers; l++) {
         lvr_forward_layer(d->forward, l, NULL);
+        status = p->between_layers ? p->between_layers(p->between_user, err) : LVR_OK;
+        if (status != LVR_OK)
+            return status;
+    }
     uint32_t per_row = 0;
     for (uint32_t done = 0; done < n_expand;) {
         const uint32_t n = n_expand - done < LVR_PAIR_HEAD_CHUNK ? n_expand - done : LVR_PAIR_HEAD_CHUNK;

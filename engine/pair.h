@@ -30,6 +30,10 @@ typedef struct lvr_pair {
     bool has_draft;
     lvr_kernels kernels;
     lvr_pool *pool;
+    /* Called after each of the draft's layers, so that a host can look after other units; NULL: nothing. A
+     * failure ends the draft step. */
+    lvr_status (*between_layers)(void *user, lvr_error *err);
+    void *between_user;
 } lvr_pair;
 
 typedef struct lvr_pair_sizes {
@@ -48,6 +52,8 @@ void lvr_pair_parts(const lvr_pair *p, const lvr_pair_sizes *sizes, lvr_budget_p
 /* Loads weights and makes caches and workspaces. resident[n_layers] of the target; NULL: all. */
 lvr_status lvr_pair_load(lvr_pair *p, const lvr_pair_sizes *sizes, const bool *resident, lvr_error *err);
 void lvr_pair_free(lvr_pair *p);
+/* Whether the weights of one of the models are random. */
+bool lvr_pair_synthetic(const lvr_pair *p);
 
 /* Runs rows through the draft; children of the last n_expand rows go to out[n_expand][*ret_per_row], best
  * first. Tokens of the target's vocabulary that the draft does not have (padding) are replaced in `rows`. */

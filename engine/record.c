@@ -70,6 +70,25 @@ void lvr_record_kernel(lvr_recorder *r, uint64_t round, uint32_t model, uint32_t
     lvr_trace_put(r->lane, LVR_STREAM_KERNELS, &rec);
 }
 
+void lvr_record_layer(lvr_recorder *r, const lvr_layer_log *log)
+{
+    if (!r)
+        return;
+    const lvr_rec_kernel rec = {
+        .round = log->round,
+        .layer = log->layer,
+        .op = LVR_OP_LAYER,
+        .unit = (uint32_t)log->unit,
+        .rows = log->rows,
+        .bucket = log->bucket,
+        .context = log->context,
+        .t_submit_ns = log->submit_ns,
+        .t_start_ns = log->start_ns,
+        .t_end_ns = log->end_ns,
+    };
+    lvr_trace_put(r->lane, LVR_STREAM_KERNELS, &rec);
+}
+
 void lvr_record_read(lvr_recorder *r, const lvr_staged_read *read, bool consumed)
 {
     if (!r)

@@ -26,6 +26,14 @@ typedef struct lvr_kernel_times {
 /* model: 0 target, 1 draft. layer: UINT32_MAX where it does not apply. */
 void lvr_record_kernel(lvr_recorder *r, uint64_t round, uint32_t model, uint32_t layer, lvr_op op,
                        uint32_t rows, uint32_t context, lvr_kernel_times t);
+/* A target layer: where it ran, and with times as lvr_accel_times. */
+typedef struct lvr_layer_log {
+    uint64_t round;
+    uint32_t layer, rows, bucket, context;
+    lvr_unit unit;
+    uint64_t submit_ns, start_ns, end_ns;
+} lvr_layer_log;
+void lvr_record_layer(lvr_recorder *r, const lvr_layer_log *log);
 void lvr_record_read(lvr_recorder *r, const lvr_staged_read *read, bool consumed);
 
 /* One pass, at its COMMIT action. */

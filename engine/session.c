@@ -46,6 +46,16 @@ static lvr_status check_schedule(const lvr_session_config *c, lvr_error *err)
     return LVR_OK;
 }
 
+static lvr_status check_placement(const lvr_session_config *c, lvr_error *err)
+{
+    const lvr_place place = c->geometry ? c->geometry->place : c->place;
+    if (place != LVR_PLACE_NPU || c->accel)
+        return LVR_OK;
+    return lvr_fail(err, LVR_ERR_CONFIG,
+                    "placement npu needs an accelerator to run layers on; name one (--accel " LVR_ACCEL_NAMES
+                    "), or leave --place out");
+}
+
 static lvr_status check_config(const lvr_session_config *c, lvr_error *err)
 {
     if (c->threads == 0 || c->threads > LVR_POOL_MAX_THREADS)
@@ -61,7 +71,8 @@ static lvr_status check_config(const lvr_session_config *c, lvr_error *err)
     if (!lvr_cpu_has(c->cpu_level))
         return lvr_fail(err, LVR_ERR_UNSUPPORTED, "CPU level %s: this machine's best is %s (--cpu-level)",
                         lvr_cpu_level_name(c->cpu_level), lvr_cpu_level_name(lvr_cpu_best()));
-    return check_schedule(c, err);
+    const lvr_status status = check_placement(c, err);
+    return status == LVR_OK ? check_schedule(c, err) : status;
 }
 
 static char *copy_or_null(const char *text)
@@ -174,6 +185,31 @@ static lvr_status plan(lvr_session *s, const lvr_session_config *c, const lvr_pa
     return status;
 }
 
+/* What auto comes to: without an accelerator there is nothing to choose. */
+static void choose_place(lvr_session *s, const lvr_session_config *c)
+{
+    const lvr_place place = c->geometry ? c->geometry->place : c->place;
+    s->geometry.place = c->accel ? place : LVR_PLACE_CPU;
+    if (c->accel && c->geometry && place == LVR_PLACE_CPU)
+        lvr_log(LVR_LOG_WARN,
+                "the policy file places all layers on the CPU, so accelerator %s stays idle; tune one with a "
+                "cost "
+                "model that knows the accelerator, or try --place npu --what-if",
+                c->accel);
+    if (place != LVR_PLACE_AUTO)
+        return;
+    if (!c->accel && c->geometry)
+        lvr_log(LVR_LOG_WARN,
+                "the policy places layers by price, but no accelerator is given: all run on the "
+                "CPU (--accel " LVR_ACCEL_NAMES ")");
+    if (c->accel && (!s->policy.has_cost || s->policy.cost.npu[LVR_OP_LAYER].n == 0))
+        lvr_log(
+            LVR_LOG_WARN,
+            "%s no price for layers on an accelerator, so all run on the CPU; record with --place npu and "
+            "fit that trace too, or force it with --place npu",
+            s->policy.has_cost ? "the cost table has" : "without a cost table there is");
+}
+
 /* ---- flash ---- */
 
 /* From the first streamed layer to the end of the last one: also touches all of it once, so that an emulated
@@ -233,17 +269,43 @@ static lvr_status open_staging(lvr_session *s, lvr_error *err)
     return lvr_staging_new(&staging, &s->staging, err);
 }
 
+/* ---- accelerator ---- */
+
+static lvr_status open_accel(lvr_session *s, lvr_error *err)
+{
+    const lvr_session_config *c = &s->config;
+    if (!c->accel)
+        return LVR_OK;
+    const lvr_accel_config accel = {.name = c->accel,
+                                    .kernels = &s->pair.kernels,
+                                    .launch_ns = c->accel_launch_ns,
+                                    .sync_ns = c->accel_sync_ns};
+    const lvr_status status = lvr_accel_open(&accel, &s->accel, err);
+    if (status != LVR_OK)
+        return status;
+    const lvr_accel_caps *caps = lvr_accel_get_caps(s->accel);
+    s->config.accel = caps->name;
+    if (caps->fallback)
+        lvr_log(LVR_LOG_WARN, "accelerator %s: %s; its thread computes with the CPU instead (%s)", caps->name,
+                caps->reason, caps->engine);
+    return LVR_OK;
+}
+
 /* ---- opening and closing ---- */
 
 static lvr_status open_machine(lvr_session *s, lvr_error *err)
 {
+    uint32_t n_eog = 0;
+    const int32_t *eog = lvr_tokenizer_eog(s->pair.target.tokenizer, &n_eog);
     const lvr_round_config machine = {
         .policy = &s->policy,
         .geometry = &s->geometry,
         .n_ctx = s->n_ctx,
         .prefill_chunk = s->config.prefill_chunk,
         .max_rows = s->config.max_rows,
-        .eos_token = s->config.ignore_eos ? -1 : lvr_tokenizer_eos(s->pair.target.tokenizer),
+        .eos_token = -1,
+        .more_eos = eog,
+        .n_more_eos = s->config.ignore_eos ? 0 : n_eog,
         .seed = s->config.sampling.seed,
     };
     return lvr_round_new(&machine, &s->machine, err);
@@ -264,10 +326,13 @@ static lvr_status open_session(lvr_session *s, const lvr_session_config *c, lvr_
     status = plan(s, c, &sizes, err);
     if (status != LVR_OK)
         return status;
+    choose_place(s, c);
     status = lvr_pair_load(&s->pair, &sizes, s->geometry.resident, err);
     if (status != LVR_OK)
         return status;
     status = open_staging(s, err);
+    if (status == LVR_OK)
+        status = open_accel(s, err);
     return status == LVR_OK ? open_machine(s, err) : status;
 }
 
@@ -297,6 +362,7 @@ void lvr_session_free(lvr_session *s)
 {
     if (!s)
         return;
+    lvr_accel_close(s->accel); /* before what its ticket works on goes */
     if (s->staging)
         lvr_staging_abandon(s->staging, record_read, s->recorder);
     lvr_recorder_free(s->recorder);
@@ -331,9 +397,19 @@ uint32_t lvr_session_n_ctx(const lvr_session *s)
     return s->n_ctx;
 }
 
+const lvr_accel_caps *lvr_session_accel(const lvr_session *s)
+{
+    return s->accel ? lvr_accel_get_caps(s->accel) : NULL;
+}
+
 uint64_t lvr_session_run_ahead_bytes(const lvr_session *s)
 {
     return s->staging ? lvr_staging_unconsumed_bytes(s->staging) : 0;
+}
+
+bool lvr_session_synthetic(const lvr_session *s)
+{
+    return lvr_pair_synthetic(&s->pair);
 }
 
 void lvr_session_models(const lvr_session *s, lvr_trace_model *ret_target, lvr_trace_model *ret_draft)
@@ -368,7 +444,10 @@ lvr_run_conditions lvr_conditions_of(const lvr_session_config *c, uint32_t n_ctx
         .seed = c->sampling.seed,
         .ignore_eos = c->ignore_eos,
         .n_predict = n_predict,
+        .accel_launch_ns = c->accel_launch_ns,
+        .accel_sync_ns = c->accel_sync_ns,
     };
+    snprintf(ret.accel, sizeof ret.accel, "%s", c->accel ? c->accel : "");
     snprintf(ret.cpu_level, sizeof ret.cpu_level, "%s", lvr_cpu_level_name(c->cpu_level));
     if (!c->emulate)
         return ret;
@@ -408,6 +487,7 @@ lvr_status lvr_session_trace_meta(const lvr_session *s, uint32_t n_predict, lvr_
         return status;
     }
     lvr_trace_meta_init(LVR_TRACE_TIMING, ret);
+    ret->synthetic = lvr_session_synthetic(s);
     ret->seed = s->config.sampling.seed;
     ret->temperature = s->config.sampling.temperature;
     ret->top_p = s->config.sampling.top_p;

@@ -22,6 +22,7 @@ struct lvr_session {
     lvr_pair pair;
     lvr_round *machine;
     lvr_staging *staging; /* NULL: every layer is resident */
+    lvr_accel *accel;     /* NULL: none */
     lvr_recorder *recorder;
     bool broken; /* a request failed half-way */
 

@@ -2,11 +2,11 @@
 
 #include "common/clock.h"
 #include "common/hash.h"
+#include "common/hugemem.h"
 #include "engine/pack.h"
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 typedef struct read_slot {
     lvr_staged_read read;
@@ -65,8 +65,7 @@ static lvr_status allocate(lvr_staging *st, lvr_error *err)
     if (__builtin_mul_overflow(st->slot_bytes, st->n_slots, &st->buffer_bytes))
         return lvr_fail(err, LVR_ERR_NOMEM, "a staging ring of %u slots of %" PRIu64 " bytes is too large",
                         st->n_slots, st->slot_bytes);
-    void *buffer = mmap(NULL, st->buffer_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    st->buffer = buffer == MAP_FAILED ? NULL : buffer;
+    st->buffer = lvr_huge_alloc(st->buffer_bytes);
     st->slots = calloc(st->n_slots, sizeof *st->slots);
     st->flights = calloc(st->n_flights, sizeof *st->flights);
     st->reads = calloc(st->n_flights, sizeof *st->reads);
@@ -117,8 +116,7 @@ void lvr_staging_free(lvr_staging *st)
         return;
     if (st->flash)
         lvr_flash_close(st->flash); /* before its buffers go */
-    if (st->buffer)
-        munmap(st->buffer, st->buffer_bytes);
+    lvr_huge_free(st->buffer, st->buffer_bytes);
     free(st->slots);
     free(st->flights);
     free(st->reads);

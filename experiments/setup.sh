@@ -5,9 +5,10 @@ set -euo pipefail
 
 packages=(
     gcc clang meson ninja-build pkg-config
-    libyaml-dev libgsl-dev libhdf5-dev liburing-dev libcriterion-dev
+    libyaml-dev libgsl-dev libhdf5-dev liburing-dev libpcre2-dev libcriterion-dev
     python3 python3-numpy python3-h5py python3-matplotlib
     clang-format libclang-rt-14-dev
+    gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 )
 
 if ! command -v dpkg-query >/dev/null 2>&1; then

@@ -339,7 +339,11 @@ static void diff_config(lvr_correlation *c, const lvr_cost_model *model, const m
     diff_text(c, "device sha256", model->device_sha256, meta->device.sha256);
     diff_number(c, "threads", a->threads, b->threads);
     diff_text(c, "CPU level", a->cpu_level, b->cpu_level);
+    diff_text(c, "accelerator", a->accel, b->accel);
+    diff_number(c, "accelerator launch_ns", (double)a->accel_launch_ns, (double)b->accel_launch_ns);
+    diff_number(c, "accelerator sync_ns", (double)a->accel_sync_ns, (double)b->accel_sync_ns);
     diff_flash(c, a, b);
+    diff_text(c, "place", lvr_place_name(g->place), lvr_place_name(h->place));
     diff_text(c, "io_mode", lvr_io_mode_name(g->io_mode), lvr_io_mode_name(h->io_mode));
     diff_number(c, "ring_slots", g->ring_slots, h->ring_slots);
     diff_number(c, "slice_bytes", (double)g->slice_bytes, (double)h->slice_bytes);

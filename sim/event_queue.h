@@ -16,6 +16,8 @@ enum {
      * waits for it then starts without a wait of zero length being counted. */
     LVR_SIM_PRIORITY_FLASH = 0,
     LVR_SIM_PRIORITY_COMPUTE = 1,
+    /* The host looks at the accelerator when it is done with its own operator. */
+    LVR_SIM_PRIORITY_NPU = 2,
 };
 
 typedef struct lvr_sim_event {

@@ -17,6 +17,7 @@ lvr_status lvr_sim_oracle_load(const char *path, lvr_sim_oracle *ret, lvr_error 
     const lvr_trace_meta *meta = lvr_trace_get_meta(t);
     snprintf(o.path, sizeof o.path, "%s", path);
     snprintf(o.target_name, sizeof o.target_name, "%s", meta->target.name);
+    o.synthetic = meta->synthetic;
     snprintf(o.draft_name, sizeof o.draft_name, "%s", meta->draft.name);
     memcpy(o.target_sha256, meta->target.sha256, sizeof o.target_sha256);
     memcpy(o.draft_sha256, meta->draft.sha256, sizeof o.draft_sha256);
@@ -174,6 +175,7 @@ static lvr_status named(const char *name, const lvr_cost_model *m, lvr_policy_fi
     pf->policy.cost = m->table;
     pf->policy.calibration = m->calibration;
     pf->geometry = m->geometry;
+    pf->geometry.place = lvr_cost_has_npu(&m->table) ? LVR_PLACE_AUTO : LVR_PLACE_CPU;
     pf->conditions = m->conditions;
     memcpy(pf->target_sha256, m->target_sha256, sizeof pf->target_sha256);
     if (pf->policy.ops->uses_draft) /* else any draft will do, also none */

@@ -10,6 +10,7 @@ typedef struct lvr_sim_oracle {
     char path[256];
     char target_name[128], draft_name[128];
     char target_sha256[LVR_SHA256_HEX_BYTES], draft_sha256[LVR_SHA256_HEX_BYTES];
+    bool synthetic; /* recorded with random weights, or not recorded at all */
     double temperature, top_p;
     uint32_t top_k;
 } lvr_sim_oracle;
@@ -29,7 +30,8 @@ uint32_t lvr_sim_count_shared_prompts(const lvr_outcome *a, const lvr_outcome *b
 
 /* Policy by name, or from a policy file (what has a slash, ends in .yaml, or is a file); then each of
  * set[n_set] ("key=value"). A name gets the cost model's table and calibration; a file keeps its own. *ret is
- * a whole policy file either way: with a name, schedule, conditions and identities are the cost model's.
+ * a whole policy file either way: with a name, schedule, conditions and identities are the cost model's, and
+ * layers are placed by price if it has prices for an accelerator.
  * model may be NULL with a file. */
 lvr_status lvr_sim_policy(const char *name_or_file, const char *const *set, size_t n_set,
                           const lvr_cost_model *model, lvr_policy_file *ret, lvr_error *err);

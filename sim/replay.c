@@ -9,7 +9,8 @@
  *   SIM-READS   every submitted read has ended or is still queued
  *   SIM-ROWS    each pass ran every layer once over its rows
  *   SIM-TOKENS  committed = accepted + rounds = the outcome source's own text
- *   SIM-TIME    simulated time = compute + waiting for flash (one thing is computed at a time)
+ *   SIM-TIME    simulated time = compute on the CPU + waiting for flash + waiting for the accelerator (the
+ * host does one thing at a time)
  */
 #include "sim/device.h"
 #include "sim/outcome.h"
@@ -44,7 +45,11 @@ typedef struct replay {
     uint64_t begin_ns, decode0_ns, first_token_ns;
 
     /* the pass under way */
-    lvr_action work; /* the outstanding compute action */
+    lvr_action work;   /* the outstanding compute action, the last if there are two */
+    lvr_action draft;  /* the last DRAFT action */
+    bool draft_out;    /* it is being computed */
+    bool ticket_out;   /* a layer is on the accelerator */
+    uint64_t asked_ns; /* the latest submission to flash or accelerator */
     lvr_sim_round pass;
     lvr_sim_pass times;
     uint64_t handles[LVR_MAX_TREE_NODES]; /* tree node -> outcome node */
@@ -87,6 +92,15 @@ static lvr_status run_op(replay *p, lvr_op op, uint32_t layer, uint32_t rows, ui
     return lvr_sim_record_op(p->recorder, info.round, layer, op, rows, context, *ret, err);
 }
 
+/* When the host hands something on: between two operators, but while the draft runs also in between its
+ * layers (which are short: at once). Never before what it handed on last. */
+static uint64_t hand_over_ns(replay *p)
+{
+    const uint64_t now = p->draft_out ? p->dev.now_ns : lvr_sim_device_host_ns(&p->dev);
+    p->asked_ns = now > p->asked_ns ? now : p->asked_ns;
+    return p->asked_ns;
+}
+
 static uint32_t reads_in_flight(const lvr_flash_resource *f, uint64_t at_ns)
 {
     uint32_t n = 0;
@@ -97,10 +111,10 @@ static uint32_t reads_in_flight(const lvr_flash_resource *f, uint64_t at_ns)
 
 static lvr_status do_read(replay *p, const lvr_action *a, lvr_error *err)
 {
-    const uint64_t submit = lvr_sim_device_host_ns(&p->dev);
+    const uint64_t submit = hand_over_ns(p);
     lvr_flash_times t = {0};
     const lvr_status st =
-        lvr_sim_device_read(&p->dev, a->read.bytes, LVR_EV_SLICE_READY, a->read.seq, &t, err);
+        lvr_sim_device_read(&p->dev, submit, a->read.bytes, LVR_EV_SLICE_READY, a->read.seq, &t, err);
     if (st)
         return st;
     p->sum.submitted_bytes += a->read.bytes;
@@ -141,6 +155,8 @@ static lvr_status do_draft(replay *p, const lvr_action *a, lvr_error *err)
     p->times.draft1_ns = t.end_ns;
     if (!info.prefill)
         p->r.draft_steps++;
+    p->draft = *a;
+    p->draft_out = true;
     return lvr_sim_device_signal(&p->dev, LVR_EV_DRAFT_DONE, err);
 }
 
@@ -173,27 +189,70 @@ static void wait_for_slices(replay *p)
     p->dev.compute.free_ns = start;
 }
 
+static lvr_status run_layer(replay *p, const lvr_action *a, lvr_error *err)
+{
+    lvr_round_info info;
+    lvr_compute_times t = {0};
+    lvr_round_get_info(p->machine, &info);
+    if (p->c->cost->op[LVR_OP_LAYER].curve.n == 0)
+        return lvr_fail(
+            err, LVR_ERR_CONFIG,
+            "the cost model has no CPU times for layers, but the schedule places them there; fit it "
+            "also on a trace recorded with --place cpu, or simulate with --place npu");
+    const lvr_status st = run_op(p, LVR_OP_LAYER, a->layer.layer, a->layer.n_rows, info.position, &t, err);
+    if (st)
+        return st;
+    p->times.verify1_ns = t.end_ns;
+    return lvr_sim_device_signal(&p->dev, LVR_EV_LAYER_DONE, err);
+}
+
+static lvr_status submit_layer(replay *p, const lvr_action *a, lvr_error *err)
+{
+    lvr_round_info info;
+    lvr_npu_times t = {0};
+    lvr_round_get_info(p->machine, &info);
+    const lvr_status st = lvr_sim_device_ticket(&p->dev, hand_over_ns(p), LVR_OP_LAYER, a->layer.n_rows,
+                                                info.position, LVR_EV_LAYER_DONE, &t, err);
+    if (st)
+        return st;
+    p->ticket_out = true;
+    p->times.verify1_ns = t.end_ns;
+    return lvr_sim_record_ticket(p->recorder, info.round, a->layer.layer, LVR_OP_LAYER, a->layer.n_rows,
+                                 info.position, &t, err);
+}
+
+/* The host has seen the end of its ticket: it had waited for it, unless it is still drafting. */
+static void wait_for_ticket(replay *p)
+{
+    lvr_compute_resource *cpu = &p->dev.compute;
+    p->ticket_out = false;
+    if (p->dev.now_ns <= cpu->free_ns)
+        return;
+    const uint64_t waited = p->dev.now_ns - cpu->free_ns;
+    p->pass.op_ns[LVR_OP_LAYER] += waited;
+    p->r.npu_wait_ns += waited;
+    cpu->free_ns = p->dev.now_ns;
+}
+
 static lvr_status do_layer(replay *p, const lvr_action *a, lvr_error *err)
 {
     lvr_status st = LVR_OK;
     lvr_round_info info;
-    lvr_compute_times t = {0};
     lvr_round_get_info(p->machine, &info);
     wait_for_slices(p);
     if (a->layer.layer == 0)
         st = begin_pass(p, a, info.position, err);
     if (!st)
-        st = run_op(p, LVR_OP_LAYER, a->layer.layer, a->layer.n_rows, info.position, &t, err);
+        st = a->layer.unit == LVR_UNIT_NPU ? submit_layer(p, a, err) : run_layer(p, a, err);
     if (st)
         return st;
-    p->times.verify1_ns = t.end_ns;
     p->sum.layer_calls++;
     p->sum.layer_rows += a->layer.n_rows;
     if (a->layer.slot >= 0) {
         p->sum.consumed_bytes += p->c->geometry->layer_bytes[a->layer.layer];
         st = lvr_sim_record_consumed(p->recorder, (uint32_t)a->layer.slot, err);
     }
-    return st ? st : lvr_sim_device_signal(&p->dev, LVR_EV_LAYER_DONE, err);
+    return st;
 }
 
 static lvr_status do_head(replay *p, const lvr_action *a, lvr_error *err)
@@ -359,10 +418,12 @@ static lvr_status step_and_plan(replay *p, const lvr_event *event, bool new_pass
 static lvr_status feed_draft(replay *p, lvr_error *err)
 {
     const uint32_t first = lvr_round_tree(p->machine)->n;
-    const uint32_t n = p->work.draft.n_expand * p->work.draft.branch;
-    const lvr_event event = {.kind = LVR_EV_DRAFT_DONE,
-                             .draft = {.candidates = p->candidates,
-                                       .n_per_row = p->work.draft.n_expand ? p->work.draft.branch : 0}};
+    const lvr_action *a = &p->draft;
+    const uint32_t n = a->draft.n_expand * a->draft.branch;
+    const lvr_event event = {
+        .kind = LVR_EV_DRAFT_DONE,
+        .draft = {.candidates = p->candidates, .n_per_row = a->draft.n_expand ? a->draft.branch : 0}};
+    p->draft_out = false;
     if (n > LVR_MAX_TREE_NODES - first)
         return lvr_fail(err, LVR_ERR_INVARIANT, "simulation: a tree of %u nodes and %u more", first, n);
     memcpy(&p->handles[first], p->child_handles, n * sizeof(p->handles[0]));
@@ -395,6 +456,8 @@ static lvr_status feed(replay *p, const lvr_sim_event *e, lvr_error *err)
         p->sum.reads_fed++;
         return lvr_round_step(p->machine, &plain, err);
     case LVR_EV_LAYER_DONE:
+        if (p->ticket_out)
+            wait_for_ticket(p);
         return lvr_round_step(p->machine, &plain, err);
     }
     return lvr_fail(err, LVR_ERR_INVARIANT, "simulation: unknown event %u", e->kind);
@@ -528,7 +591,7 @@ static lvr_status check_laws(const replay *p, lvr_error *err)
     const lvr_geometry *g = p->c->geometry;
     const uint64_t streamed = s->passes * lvr_geometry_stream_bytes(g);
     const uint64_t time = lvr_sim_device_host_ns(&p->dev),
-                   spent = p->dev.compute.busy_ns + p->r.flash_wait_ns;
+                   spent = p->dev.compute.busy_ns + p->r.flash_wait_ns + p->r.npu_wait_ns;
     lvr_status st = law(p->r.n_tokens > 0 && p->dev.events > 0, "SIM-TOKENS (some work was done)",
                         p->r.n_tokens, p->dev.events, err);
     if (!st)
@@ -657,7 +720,10 @@ static void close_result(replay *p)
         r->flash_busy_ns -= p->dev.flash.busy_until_ns - r->simulated_ns;
     r->compute_busy_ns = c->busy_ns;
     r->draft_ns = c->op[LVR_OP_DRAFT].ns;
-    r->layer_ns = c->op[LVR_OP_LAYER].ns + c->op[LVR_OP_EMBED].ns;
+    r->layer_ns = c->op[LVR_OP_LAYER].ns + c->op[LVR_OP_EMBED].ns + p->dev.npu.busy_ns;
+    r->npu_busy_ns = p->dev.npu.busy_ns;
+    r->npu_tickets = p->dev.npu.tickets;
+    r->npu_max_rows = p->dev.npu.max_rows[LVR_OP_LAYER];
     r->head_ns = c->op[LVR_OP_HEAD].ns;
     r->plan_ns = c->op[LVR_OP_PLAN].ns;
     r->commit_ns = c->op[LVR_OP_COMMIT].ns;

@@ -12,101 +12,13 @@ enum { ALIGN = 4096 };
  * -------------------------------------------------------------------------------------------------------------------------
  */
 
-typedef struct weight_type {
-    const char *name;
-    double bits;
-} weight_type;
-
-/* GGUF's blocks of 32 weights carry one half-precision scale. */
-static const weight_type weight_types[] = {{"q4_0", 4.5}, {"q8_0", 8.5}, {"f16", 16.0}};
-
-static lvr_status parse_type(const lvr_yaml_node *root, lvr_shape *s, lvr_error *err)
-{
-    const char *text = NULL;
-    const lvr_status st = lvr_yaml_get_str(root, "type", &text, err);
-    if (st)
-        return st;
-    for (size_t i = 0; i < sizeof weight_types / sizeof weight_types[0]; i++) {
-        if (strcmp(text, weight_types[i].name) != 0)
-            continue;
-        snprintf(s->type, sizeof s->type, "%s", weight_types[i].name);
-        s->bits = weight_types[i].bits;
-        return LVR_OK;
-    }
-    return lvr_fail(err, LVR_ERR_CONFIG, "%s: type: expected q4_0, q8_0 or f16, found \"%s\"",
-                    lvr_yaml_where(root), text);
-}
-
-static lvr_status parse_numbers(const lvr_yaml_node *root, lvr_shape *s, lvr_error *err)
-{
-    const struct {
-        const char *key;
-        uint64_t max;
-        uint32_t *field;
-    } numbers[] = {
-        {"n_layers", LVR_MAX_LAYERS, &s->n_layers},
-        {"d_model", 1u << 20, &s->d_model},
-        {"n_heads", 1u << 12, &s->n_heads},
-        {"n_kv", 1u << 12, &s->n_kv},
-        {"head_dim", 1u << 12, &s->head_dim},
-        {"d_ff", 1u << 22, &s->d_ff},
-        {"vocab", 1u << 24, &s->vocab},
-    };
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
-        uint64_t v = 0;
-        const lvr_status st = lvr_yaml_get_u64(root, numbers[i].key, 1, numbers[i].max, &v, err);
-        if (st)
-            return st;
-        *numbers[i].field = (uint32_t)v;
-    }
-    return LVR_OK;
-}
-
-static lvr_status parse_shape(const lvr_yaml_node *root, lvr_shape *s, lvr_error *err)
-{
-    const char *schema = NULL, *name = NULL, *source = NULL, *tag = NULL;
-    if (lvr_yaml_node_kind(root) != LVR_YAML_MAP)
-        return lvr_fail(err, LVR_ERR_CONFIG,
-                        "%s: expected a model shape (schema, name, source, tag, n_layers, ...)",
-                        lvr_yaml_where(root));
-    lvr_status st = lvr_yaml_get_str(root, "schema", &schema, err);
-    if (!st && strcmp(schema, "lever-shape/1") != 0)
-        st = lvr_fail(err, LVR_ERR_CONFIG, "%s: expected schema lever-shape/1, found \"%s\"",
-                      lvr_yaml_where(root), schema);
-    if (!st)
-        st = lvr_yaml_get_str(root, "name", &name, err);
-    if (!st)
-        st = lvr_yaml_get_str(root, "source", &source, err);
-    if (!st)
-        st = lvr_yaml_get_str(root, "tag", &tag, err);
-    if (!st)
-        st = parse_numbers(root, s, err);
-    if (!st)
-        st = lvr_yaml_get_bool(root, "tied", &s->tied, err);
-    if (!st)
-        st = parse_type(root, s, err);
-    if (!st)
-        snprintf(s->name, sizeof s->name, "%s", name);
-    return st;
-}
-
 lvr_status lvr_shape_load(const char *name_or_path, lvr_shape *ret, lvr_error *err)
 {
     lvr_buf path = LVR_BUF_INIT;
-    lvr_yaml_doc *doc = NULL;
-    lvr_shape s = {0};
     lvr_status st = lvr_sim_config_path("models", name_or_path, &path, err);
     if (!st)
-        st = lvr_yaml_load_file(path.data, &doc, err);
-    if (!st) {
-        st = parse_shape(lvr_yaml_root(doc), &s, err);
-        if (!st)
-            st = lvr_yaml_check_used(doc, err);
-        lvr_yaml_free(doc);
-    }
+        st = lvr_shape_load_file(path.data, ret, err);
     lvr_buf_free(&path);
-    if (!st)
-        *ret = s;
     return st;
 }
 

@@ -7,17 +7,10 @@
 #define LVR_SIM_ROOFLINE_H
 
 #include "costmodel/core/device_preset.h"
+#include "costmodel/core/shape_config.h"
 #include "costmodel/fit/fit.h"
 
-/* configs/models/NAME.yaml */
-typedef struct lvr_shape {
-    char name[128];
-    uint32_t n_layers, d_model, n_heads, n_kv, head_dim, d_ff, vocab;
-    bool tied;
-    char type[8];
-    double bits; /* of a weight, with its share of the block's scale */
-} lvr_shape;
-
+/* A name in configs/models, or a path. */
 lvr_status lvr_shape_load(const char *name_or_path, lvr_shape *ret, lvr_error *err);
 uint64_t lvr_shape_layer_weights(const lvr_shape *s); /* parameters of one layer's matrices */
 uint64_t lvr_shape_layer_bytes(const lvr_shape *s);   /* as packed: rounded up to 4 KiB */

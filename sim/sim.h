@@ -71,8 +71,9 @@ typedef struct lvr_sim_round {
     bool prefill;
     uint32_t n_rows, n_accepted;
     uint64_t start_ns, end_ns;
-    uint64_t op_ns[LVR_OP_COUNT]; /* compute by operator */
-    uint64_t wait_ns;             /* compute waited for flash, waking up included */
+    uint64_t
+        op_ns[LVR_OP_COUNT]; /* of the host's time, by operator: computing, or waiting for the accelerator */
+    uint64_t wait_ns;        /* the host waited for flash, waking up included */
 } lvr_sim_round;
 
 typedef struct lvr_sim_result {
@@ -81,7 +82,10 @@ typedef struct lvr_sim_result {
     uint64_t prefill_ns, decode_ns, simulated_ns, ttft_ns; /* ttft: mean over requests */
     uint64_t n_prompt;                                     /* prompt tokens */
     uint64_t flash_busy_ns, compute_busy_ns, flash_wait_ns, draft_ns, layer_ns, head_ns, plan_ns,
-        commit_ns; /* layer: embedding too */
+        commit_ns;                     /* layer: embedding too, and tickets from start to end */
+    uint64_t npu_busy_ns, npu_wait_ns; /* wait: the host had nothing to do until its ticket was done */
+    uint64_t npu_tickets;
+    uint32_t npu_max_rows; /* most rows of a ticket */
     uint32_t
         max_rows[LVR_OP_COUNT]; /* most rows of one call, by operator: for the cost model's valid range */
     int32_t *tokens;            /* committed tokens, requests one after another; owned, lvr_sim_result_free */

@@ -78,6 +78,24 @@ lvr_status lvr_sim_record_op(lvr_sim_recorder *r, uint64_t round, uint32_t layer
     return lvr_trace_put_wait(r->lane, LVR_STREAM_KERNELS, &rec, err);
 }
 
+lvr_status lvr_sim_record_ticket(lvr_sim_recorder *r, uint64_t round, uint32_t layer, lvr_op op,
+                                 uint32_t rows, uint32_t context, const lvr_npu_times *t, lvr_error *err)
+{
+    if (!r)
+        return LVR_OK;
+    const lvr_rec_kernel rec = {.round = round,
+                                .layer = layer,
+                                .op = (uint32_t)op,
+                                .unit = LVR_UNIT_NPU,
+                                .rows = rows,
+                                .bucket = t->bucket,
+                                .context = context,
+                                .t_submit_ns = t->submit_ns,
+                                .t_start_ns = t->start_ns,
+                                .t_end_ns = t->end_ns};
+    return lvr_trace_put_wait(r->lane, LVR_STREAM_KERNELS, &rec, err);
+}
+
 void lvr_sim_record_submitted(lvr_sim_recorder *r, const lvr_action *read, uint64_t submit_ns,
                               lvr_flash_times t, uint32_t in_flight)
 {

@@ -17,6 +17,8 @@ void lvr_sim_recorder_free(lvr_sim_recorder *r);
 /* layer: UINT32_MAX where it does not apply. */
 lvr_status lvr_sim_record_op(lvr_sim_recorder *r, uint64_t round, uint32_t layer, lvr_op op, uint32_t rows,
                              uint32_t context, lvr_compute_times t, lvr_error *err);
+lvr_status lvr_sim_record_ticket(lvr_sim_recorder *r, uint64_t round, uint32_t layer, lvr_op op,
+                                 uint32_t rows, uint32_t context, const lvr_npu_times *t, lvr_error *err);
 /* A read is known when it is submitted, but recorded when its layer is used (or at the end: then nothing used
  * it). */
 void lvr_sim_record_submitted(lvr_sim_recorder *r, const lvr_action *read, uint64_t submit_ns,

@@ -103,6 +103,7 @@ void lvr_sim_report_json(const lvr_sim_report *r, lvr_buf *out)
     json_figures(r, &j);
     lvr_json_object(&j, "schedule");
     lvr_json_str(&j, "io_mode", lvr_io_mode_name(r->geometry->io_mode));
+    lvr_json_str(&j, "place", lvr_place_name(r->geometry->place));
     lvr_json_u64(&j, "ring_slots", r->geometry->ring_slots);
     lvr_json_u64(&j, "slice_bytes", r->geometry->slice_bytes);
     lvr_json_u64(&j, "stream_bytes_per_pass", lvr_geometry_stream_bytes(r->geometry));
@@ -111,6 +112,8 @@ void lvr_sim_report_json(const lvr_sim_report *r, lvr_buf *out)
     lvr_json_double(&j, "flash", per((double)s->flash_busy_ns, total));
     lvr_json_double(&j, "compute", per((double)s->compute_busy_ns, total));
     lvr_json_double(&j, "waiting_for_flash", per((double)s->flash_wait_ns, total));
+    lvr_json_double(&j, "npu", per((double)s->npu_busy_ns, total));
+    lvr_json_double(&j, "waiting_for_npu", per((double)s->npu_wait_ns, total));
     lvr_json_end_object(&j);
     lvr_json_str(&j, "acceptance_source", lvr_outcome_source(r->outcome));
     lvr_json_str(&j, "timing_source", r->timing_source);
@@ -148,6 +151,10 @@ void lvr_sim_report_text(const lvr_sim_report *r, lvr_buf *out)
     lvr_buf_printf(out, "  utilisation    flash %.1f %%, compute %.1f %%; waiting for flash %.1f %%\n",
                    100.0 * (double)s->flash_busy_ns / total, 100.0 * (double)s->compute_busy_ns / total,
                    100.0 * (double)s->flash_wait_ns / total);
+    if (s->npu_tickets > 0)
+        lvr_buf_printf(out, "  accelerator    %" PRIu64 " tickets, %.1f %% busy; the host waited %.1f %%\n",
+                       s->npu_tickets, 100.0 * (double)s->npu_busy_ns / total,
+                       100.0 * (double)s->npu_wait_ns / total);
     lvr_buf_printf(out, "  flash          %.3f MB read; I/O share of a serial autoregressive pass %.1f %%\n",
                    (double)s->bytes_read * 1e-6, 100.0 * io_share(r));
     lvr_buf_printf(out, "  acceptance     %s\n  timings        %s\n", lvr_outcome_source(r->outcome),
@@ -172,6 +179,13 @@ void lvr_sim_warn_ranges(const lvr_cost_model *m, const lvr_sim_result *r)
                     "extrapolated",
                     name, r->max_rows[op], t->x_max);
     }
+    const lvr_fit_term *npu = lvr_cost_model_term(m, "layer_npu");
+    if (npu && r->npu_max_rows > npu->x_max)
+        lvr_log(
+            LVR_LOG_WARN,
+            "layers were run on the accelerator with up to %u rows, the cost model has seen buckets up to "
+            "%.0f: times beyond are extrapolated",
+            r->npu_max_rows, npu->x_max);
 }
 
 void lvr_sim_trace_meta(const lvr_policy_file *pf, const char *target_name, const char *draft_name,

@@ -1,10 +1,12 @@
 /* What a trace is, for people and as JSON. */
 #include "common/buf.h"
 #include "common/json.h"
+#include "costmodel/core/cost.h"
 #include "traces/trace_parts.h"
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 static const char *or_unknown(const char *text)
 {
@@ -26,6 +28,41 @@ static uint64_t layer_bytes(const lvr_trace_model *m, bool resident_only)
         if (!resident_only || m->resident[i])
             sum += m->bytes_per_layer[i];
     return sum;
+}
+
+/* ---- units ---- */
+
+#define N_UNITS (LVR_UNIT_NPU + 1u)
+#define BATCH 2048u
+
+/* What /kernels ran where. */
+typedef struct unit_use {
+    uint64_t operators, busy_ns, launch_ns; /* launch: submission to start */
+} unit_use;
+
+static const char *const unit_names[N_UNITS] = {[LVR_UNIT_CPU] = "cpu", [LVR_UNIT_NPU] = "npu"};
+
+static lvr_status sum_units(lvr_trace *t, unit_use ret[N_UNITS], lvr_error *err)
+{
+    const uint64_t n = lvr_trace_rows(t, LVR_STREAM_KERNELS);
+    lvr_rec_kernel batch[BATCH];
+    memset(ret, 0, N_UNITS * sizeof *ret);
+    for (uint64_t first = 0; first < n; first += BATCH) {
+        const uint64_t count = n - first < BATCH ? n - first : BATCH;
+        const lvr_status status = lvr_trace_read(t, LVR_STREAM_KERNELS, first, count, batch, err);
+        if (status != LVR_OK)
+            return status;
+        for (uint64_t i = 0; i < count; i++) {
+            const lvr_rec_kernel *k = &batch[i];
+            if (k->unit >= N_UNITS || k->t_end_ns < k->t_start_ns || k->t_start_ns < k->t_submit_ns)
+                continue; /* lever trace validate says so */
+            unit_use *u = &ret[k->unit];
+            u->operators++;
+            u->busy_ns += k->t_end_ns - k->t_start_ns;
+            u->launch_ns += k->t_start_ns - k->t_submit_ns;
+        }
+    }
+    return LVR_OK;
 }
 
 /* ---- text
@@ -84,6 +121,17 @@ static void text_streams(lvr_buf *out, const lvr_trace *t)
     }
     if (total(t->meta.dropped) > 0)
         lvr_buf_puts(out, "\nThe recorder dropped records: results from this trace miss them.\n");
+}
+
+static void text_units(lvr_buf *out, const unit_use units[N_UNITS])
+{
+    if (units[LVR_UNIT_CPU].operators + units[LVR_UNIT_NPU].operators == 0)
+        return;
+    lvr_buf_printf(out, "\n%-16s %12s %12s %12s\n", "unit", "operators", "busy s", "launch s");
+    for (uint32_t u = 0; u < N_UNITS; u++)
+        if (units[u].operators > 0)
+            lvr_buf_printf(out, "%-16s %12" PRIu64 " %12.6f %12.6f\n", unit_names[u], units[u].operators,
+                           (double)units[u].busy_ns / 1e9, (double)units[u].launch_ns / 1e9);
 }
 
 /* ---- JSON
@@ -182,7 +230,22 @@ static void json_streams(lvr_json *j, const lvr_trace *t)
     lvr_json_end_object(j);
 }
 
-static void json_info(lvr_buf *out, const lvr_trace *t)
+static void json_units(lvr_json *j, const unit_use units[N_UNITS])
+{
+    lvr_json_object(j, "units");
+    for (uint32_t u = 0; u < N_UNITS; u++) {
+        if (units[u].operators == 0)
+            continue;
+        lvr_json_object(j, unit_names[u]);
+        lvr_json_u64(j, "operators", units[u].operators);
+        lvr_json_double(j, "busy_s", (double)units[u].busy_ns / 1e9);
+        lvr_json_double(j, "launch_s", (double)units[u].launch_ns / 1e9);
+        lvr_json_end_object(j);
+    }
+    lvr_json_end_object(j);
+}
+
+static void json_info(lvr_buf *out, const lvr_trace *t, const unit_use units[N_UNITS])
 {
     lvr_json j;
     lvr_json_init(&j, out, true);
@@ -197,17 +260,23 @@ static void json_info(lvr_buf *out, const lvr_trace *t)
         lvr_json_str(&j, NULL, t->meta.domains[i]);
     lvr_json_end_array(&j);
     json_streams(&j, t);
+    json_units(&j, units);
     lvr_json_end_object(&j);
     lvr_buf_puts(out, "\n");
 }
 
 lvr_status lvr_trace_info(lvr_trace *t, bool json, lvr_buf *out, lvr_error *err)
 {
+    unit_use units[N_UNITS];
+    const lvr_status status = sum_units(t, units, err);
+    if (status != LVR_OK)
+        return status;
     if (json) {
-        json_info(out, t);
+        json_info(out, t, units);
     } else {
         text_head(out, t);
         text_streams(out, t);
+        text_units(out, units);
     }
     return out->failed ? lvr_fail(err, LVR_ERR_NOMEM, "%s: out of memory for the summary", t->path) : LVR_OK;
 }

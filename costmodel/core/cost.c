@@ -29,6 +29,82 @@ double lvr_op_cost_ns(const lvr_op_cost *c, uint32_t rows, uint32_t context)
     return lvr_curve_ns(&c->curve, rows) + c->ctx_ns * (double)rows * (double)context;
 }
 
+/* ---- accelerators ---- */
+
+static const char *const place_names[] = {"cpu", "npu", "auto"};
+#define N_PLACES (sizeof place_names / sizeof place_names[0])
+
+lvr_status lvr_place_parse(const char *text, lvr_place *ret, lvr_error *err)
+{
+    for (size_t i = 0; i < N_PLACES; i++) {
+        if (strcmp(text, place_names[i]) != 0)
+            continue;
+        *ret = (lvr_place)i;
+        return LVR_OK;
+    }
+    return lvr_fail(err, LVR_ERR_CONFIG, "placement: expected cpu, npu or auto, found \"%s\"", text);
+}
+
+const char *lvr_place_name(lvr_place place)
+{
+    return (unsigned)place < N_PLACES ? place_names[place] : NULL;
+}
+
+uint32_t lvr_bucket_of(const uint32_t *buckets, uint32_t n, uint32_t rows)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (rows <= buckets[i])
+            return buckets[i];
+    return rows;
+}
+
+double lvr_npu_run_ns(const lvr_npu_cost *c, uint32_t rows, uint32_t context)
+{
+    if (c->n == 0)
+        return 0.0;
+    const uint32_t bucket = lvr_bucket_of(c->bucket, c->n, rows);
+    const double attention = c->ctx_ns * (double)bucket * (double)context;
+    for (uint32_t i = 0; i < c->n; i++)
+        if (c->bucket[i] == bucket)
+            return c->ns[i] + attention;
+    return c->ns[c->n - 1] * (double)rows / c->bucket[c->n - 1] + attention;
+}
+
+double lvr_npu_ticket_ns(const lvr_npu_cost *c, uint32_t rows, uint32_t context)
+{
+    return c->launch_ns + lvr_npu_run_ns(c, rows, context) + c->sync_ns;
+}
+
+lvr_unit lvr_cost_unit(const lvr_cost_table *t, lvr_place place, lvr_op op, uint32_t rows, uint32_t context)
+{
+    if (place != LVR_PLACE_AUTO)
+        return place == LVR_PLACE_NPU ? LVR_UNIT_NPU : LVR_UNIT_CPU;
+    if (t->npu[op].n == 0)
+        return LVR_UNIT_CPU;
+    if (t->op[op].curve.n == 0)
+        return LVR_UNIT_NPU;
+    return lvr_npu_ticket_ns(&t->npu[op], rows, context) < lvr_op_cost_ns(&t->op[op], rows, context)
+               ? LVR_UNIT_NPU
+               : LVR_UNIT_CPU;
+}
+
+double lvr_cost_op_ns(const lvr_cost_table *t, lvr_place place, lvr_op op, uint32_t rows, uint32_t context)
+{
+    const bool wanted = lvr_cost_unit(t, place, op, rows, context) == LVR_UNIT_NPU;
+    const bool on_npu = t->npu[op].n > 0 && (wanted || t->op[op].curve.n == 0);
+    return on_npu ? lvr_npu_ticket_ns(&t->npu[op], rows, context) : lvr_op_cost_ns(&t->op[op], rows, context);
+}
+
+bool lvr_cost_has_npu(const lvr_cost_table *t)
+{
+    for (int op = 0; op < LVR_OP_COUNT; op++)
+        if (t->npu[op].n > 0)
+            return true;
+    return false;
+}
+
+/* ---- schedules ---- */
+
 uint64_t lvr_geometry_stream_bytes(const lvr_geometry *g)
 {
     uint64_t sum = 0;
@@ -96,7 +172,7 @@ double lvr_cost_io_ns(const lvr_cost_table *t, const lvr_geometry *g)
 double lvr_cost_verify_ns(const lvr_cost_table *t, const lvr_geometry *g, uint32_t rows, uint32_t context)
 {
     return lvr_op_cost_ns(&t->op[LVR_OP_EMBED], rows, context) +
-           g->n_layers * lvr_op_cost_ns(&t->op[LVR_OP_LAYER], rows, context);
+           g->n_layers * lvr_cost_op_ns(t, g->place, LVR_OP_LAYER, rows, context);
 }
 
 lvr_round_pricer lvr_round_pricer_new(const lvr_cost_table *t, const lvr_geometry *g)
@@ -138,9 +214,57 @@ double lvr_cost_io_share(const lvr_cost_table *t, const lvr_geometry *g, uint32_
     return all > 0.0 ? io / all : 0.0;
 }
 
-static lvr_status op_from_yaml(const lvr_yaml_node *map, lvr_op_cost *ret, lvr_error *err)
+/* n numbers that ascend strictly from 1, and as many times. */
+static lvr_status knots_from_yaml(const lvr_yaml_node *rows, const lvr_yaml_node *ns, size_t n,
+                                  uint32_t *ret_rows, double *ret_ns, lvr_error *err)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint64_t r = 0;
+        lvr_status st =
+            lvr_yaml_as_u64(lvr_yaml_at(rows, i), i ? ret_rows[i - 1] + 1u : 1u, 1u << 20, &r, err);
+        if (st == LVR_OK)
+            st = lvr_yaml_as_double(lvr_yaml_at(ns, i), 0.0, 1e15, &ret_ns[i], err);
+        if (st != LVR_OK)
+            return st;
+        ret_rows[i] = (uint32_t)r;
+    }
+    return LVR_OK;
+}
+
+static lvr_status npu_from_yaml(const lvr_yaml_node *map, lvr_npu_cost *ret, lvr_error *err)
+{
+    lvr_npu_cost c = {0};
+    const lvr_yaml_node *buckets = NULL, *ns = NULL;
+    lvr_status st = lvr_yaml_get_seq(map, "buckets", &buckets, err);
+    if (st == LVR_OK)
+        st = lvr_yaml_get_seq(map, "ns", &ns, err);
+    if (st == LVR_OK)
+        st = lvr_yaml_get_double(map, "ctx_ns", 0.0, 1e12, &c.ctx_ns, err);
+    if (st == LVR_OK)
+        st = lvr_yaml_get_double(map, "launch_ns", 0.0, 1e12, &c.launch_ns, err);
+    if (st == LVR_OK)
+        st = lvr_yaml_get_double(map, "sync_ns", 0.0, 1e12, &c.sync_ns, err);
+    if (st != LVR_OK)
+        return st;
+    const size_t n = lvr_yaml_len(buckets);
+    if (n == 0 || n > LVR_NPU_MAX_BUCKETS || n != lvr_yaml_len(ns))
+        return lvr_fail(err, LVR_ERR_CONFIG,
+                        "%s: expected 1 to %u buckets and as many times, found %zu buckets and %zu ns",
+                        lvr_yaml_where(map), LVR_NPU_MAX_BUCKETS, n, lvr_yaml_len(ns));
+    c.n = (uint32_t)n;
+    st = knots_from_yaml(buckets, ns, n, c.bucket, c.ns, err);
+    if (st == LVR_OK)
+        *ret = c;
+    return st;
+}
+
+/* An operator that was only ever run on an accelerator has no knots for the CPU. */
+static lvr_status op_from_yaml(const lvr_yaml_node *map, lvr_op_cost *ret, lvr_npu_cost *ret_npu,
+                               lvr_error *err)
 {
     lvr_op_cost c = {0};
+    lvr_npu_cost npu = {0};
+    const lvr_yaml_node *sub = lvr_yaml_find(map, "npu");
     const lvr_yaml_node *rows = NULL, *ns = NULL;
     lvr_status st = lvr_yaml_get_seq(map, "rows", &rows, err);
     if (st == LVR_OK)
@@ -149,22 +273,25 @@ static lvr_status op_from_yaml(const lvr_yaml_node *map, lvr_op_cost *ret, lvr_e
         st = lvr_yaml_get_double(map, "ctx_ns", 0.0, 1e12, &c.ctx_ns, err);
     if (st != LVR_OK)
         return st;
+    if (sub && lvr_yaml_node_kind(sub) != LVR_YAML_MAP)
+        return lvr_fail(err, LVR_ERR_CONFIG,
+                        "%s: expected a mapping (buckets, ns, ctx_ns, launch_ns, sync_ns)",
+                        lvr_yaml_where(sub));
+    if (sub)
+        st = npu_from_yaml(sub, &npu, err);
+    if (st != LVR_OK)
+        return st;
     const size_t n = lvr_yaml_len(rows);
-    if (n == 0 || n > LVR_CURVE_MAX_KNOTS || n != lvr_yaml_len(ns))
+    if ((n == 0 && npu.n == 0) || n > LVR_CURVE_MAX_KNOTS || n != lvr_yaml_len(ns))
         return lvr_fail(err, LVR_ERR_CONFIG,
                         "%s: expected 1 to %d knots and as many times, found %zu rows and %zu ns",
                         lvr_yaml_where(map), LVR_CURVE_MAX_KNOTS, n, lvr_yaml_len(ns));
-    for (size_t i = 0; i < n; i++) {
-        uint64_t r = 0;
-        st = lvr_yaml_as_u64(lvr_yaml_at(rows, i), i ? c.curve.rows[i - 1] + 1u : 1u, 1u << 20, &r, err);
-        if (st == LVR_OK)
-            st = lvr_yaml_as_double(lvr_yaml_at(ns, i), 0.0, 1e15, &c.curve.ns[i], err);
-        if (st != LVR_OK)
-            return st;
-        c.curve.rows[i] = (uint32_t)r;
-    }
     c.curve.n = (uint32_t)n;
+    st = knots_from_yaml(rows, ns, n, c.curve.rows, c.curve.ns, err);
+    if (st != LVR_OK)
+        return st;
     *ret = c;
+    *ret_npu = npu;
     return LVR_OK;
 }
 
@@ -176,7 +303,7 @@ lvr_status lvr_cost_table_from_yaml(const lvr_yaml_node *map, lvr_cost_table *re
     for (int op = 0; op < LVR_OP_COUNT && st == LVR_OK; op++) {
         st = lvr_yaml_get_map(map, op_names[op], &sub, err);
         if (st == LVR_OK)
-            st = op_from_yaml(sub, &t.op[op], err);
+            st = op_from_yaml(sub, &t.op[op], &t.npu[op], err);
     }
     if (st == LVR_OK)
         st = lvr_yaml_get_map(map, "flash", &sub, err);
@@ -185,6 +312,20 @@ lvr_status lvr_cost_table_from_yaml(const lvr_yaml_node *map, lvr_cost_table *re
     if (st == LVR_OK)
         *ret = t;
     return st;
+}
+
+static void npu_to_yaml(const lvr_npu_cost *c, lvr_yaml_out *y)
+{
+    uint64_t buckets[LVR_NPU_MAX_BUCKETS] = {0};
+    for (uint32_t i = 0; i < c->n; i++)
+        buckets[i] = c->bucket[i];
+    lvr_yaml_out_map(y, "npu");
+    lvr_yaml_out_u64s(y, "buckets", buckets, c->n);
+    lvr_yaml_out_doubles(y, "ns", c->ns, c->n);
+    lvr_yaml_out_double(y, "ctx_ns", c->ctx_ns);
+    lvr_yaml_out_double(y, "launch_ns", c->launch_ns);
+    lvr_yaml_out_double(y, "sync_ns", c->sync_ns);
+    lvr_yaml_out_end(y);
 }
 
 void lvr_cost_table_to_yaml(const lvr_cost_table *t, lvr_yaml_out *y)
@@ -198,6 +339,8 @@ void lvr_cost_table_to_yaml(const lvr_cost_table *t, lvr_yaml_out *y)
         lvr_yaml_out_u64s(y, "rows", rows, c->curve.n);
         lvr_yaml_out_doubles(y, "ns", c->curve.ns, c->curve.n);
         lvr_yaml_out_double(y, "ctx_ns", c->ctx_ns);
+        if (t->npu[op].n > 0)
+            npu_to_yaml(&t->npu[op], y);
         lvr_yaml_out_end(y);
     }
     lvr_yaml_out_map(y, "flash");
@@ -247,6 +390,21 @@ const char *lvr_io_mode_name(lvr_io_mode mode)
     return mode == LVR_IO_SERIAL ? "serial" : "pipelined";
 }
 
+/* Files from before placement, and those without an accelerator, do not say it. */
+static lvr_status place_from_yaml(const lvr_yaml_node *map, lvr_place *ret, lvr_error *err)
+{
+    const char *text = NULL;
+    if (!lvr_yaml_find(map, "place"))
+        return LVR_OK;
+    lvr_status st = lvr_yaml_get_str(map, "place", &text, err);
+    if (st != LVR_OK)
+        return st;
+    st = lvr_place_parse(text, ret, err);
+    if (st != LVR_OK)
+        lvr_error_prefix(err, "%s", lvr_yaml_where(map));
+    return st;
+}
+
 lvr_status lvr_geometry_from_yaml(const lvr_yaml_node *map, lvr_geometry *ret, lvr_error *err)
 {
     lvr_geometry g = {0};
@@ -264,6 +422,8 @@ lvr_status lvr_geometry_from_yaml(const lvr_yaml_node *map, lvr_geometry *ret, l
         if (st != LVR_OK)
             lvr_error_prefix(err, "%s", lvr_yaml_where(map));
     }
+    if (st == LVR_OK)
+        st = place_from_yaml(map, &g.place, err);
     if (st != LVR_OK)
         return st;
     if (g.slice_bytes % 4096 != 0)
@@ -282,6 +442,8 @@ void lvr_geometry_to_yaml(const lvr_geometry *g, lvr_yaml_out *y)
     lvr_yaml_out_str(y, "io_mode", lvr_io_mode_name(g->io_mode));
     lvr_yaml_out_u64(y, "slice_bytes", g->slice_bytes);
     lvr_yaml_out_u64(y, "ring_slots", g->ring_slots);
+    if (g->place != LVR_PLACE_CPU)
+        lvr_yaml_out_str(y, "place", lvr_place_name(g->place));
     lvr_yaml_out_u64s(y, "layer_bytes", g->layer_bytes, g->n_layers);
     lvr_yaml_out_u64s(y, "resident", resident, g->n_layers);
 }

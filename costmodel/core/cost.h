@@ -12,11 +12,22 @@
 #include <stdint.h>
 
 #define LVR_CURVE_MAX_KNOTS 24
+#define LVR_NPU_MAX_BUCKETS 8u
 #define LVR_MAX_LAYERS 256u
 #define LVR_MAX_RING_SLOTS 64u
 #define LVR_MAX_SLICE_BYTES (16u << 20)
 
 typedef enum lvr_unit { LVR_UNIT_CPU = 0, LVR_UNIT_NPU = 1 } lvr_unit;
+
+/* Where operators run that an accelerator can run too (here: the target's layers). */
+typedef enum lvr_place {
+    LVR_PLACE_CPU = 0,
+    LVR_PLACE_NPU = 1,
+    LVR_PLACE_AUTO = 2, /* per operator and row count, whichever the cost table says is cheaper */
+} lvr_place;
+
+lvr_status lvr_place_parse(const char *text, lvr_place *ret, lvr_error *err);
+const char *lvr_place_name(lvr_place place);
 
 typedef enum lvr_op {
     LVR_OP_DRAFT = 0,  /* one draft step: all draft layers, head and top-k, `rows` rows */
@@ -53,10 +64,35 @@ typedef struct lvr_op_cost {
 } lvr_op_cost;
 double lvr_op_cost_ns(const lvr_op_cost *c, uint32_t rows, uint32_t context);
 
+/* One operator on an accelerator, as one ticket: launch_ns from the submission to the start, then a staircase
+ * over the row buckets that graphs are built for, then sync_ns until the host goes on. A bucket runs all of
+ * its rows, also those that stand for nothing, so context counts per row of the bucket. Beyond the largest
+ * bucket in proportion to the rows. */
+typedef struct lvr_npu_cost {
+    uint32_t n;                           /* 0: the operator has no accelerator terms */
+    uint32_t bucket[LVR_NPU_MAX_BUCKETS]; /* strictly ascending */
+    double ns[LVR_NPU_MAX_BUCKETS];
+    double ctx_ns;
+    double launch_ns, sync_ns;
+} lvr_npu_cost;
+/* The bucket that holds `rows`, or `rows` beyond the largest. */
+uint32_t lvr_bucket_of(const uint32_t *buckets, uint32_t n, uint32_t rows);
+double lvr_npu_run_ns(const lvr_npu_cost *c, uint32_t rows, uint32_t context);    /* start to end */
+double lvr_npu_ticket_ns(const lvr_npu_cost *c, uint32_t rows, uint32_t context); /* launch and sync too */
+
 typedef struct lvr_cost_table {
-    lvr_op_cost op[LVR_OP_COUNT]; /* on the CPU */
+    lvr_op_cost op[LVR_OP_COUNT];   /* on the CPU; curve.n 0: never measured there (then npu has it) */
+    lvr_npu_cost npu[LVR_OP_COUNT]; /* on the accelerator, whole layers a ticket */
     lvr_flash_params flash;
 } lvr_cost_table;
+
+/* Where `place` puts an operator: both hosts ask this one function. AUTO without accelerator terms is the
+ * CPU; with equal prices too. */
+lvr_unit lvr_cost_unit(const lvr_cost_table *t, lvr_place place, lvr_op op, uint32_t rows, uint32_t context);
+/* What it costs the host there, when nothing overlaps. An operator that has no terms for its unit is priced
+ * with those of the other one. */
+double lvr_cost_op_ns(const lvr_cost_table *t, lvr_place place, lvr_op op, uint32_t rows, uint32_t context);
+bool lvr_cost_has_npu(const lvr_cost_table *t);
 
 /* What has to be streamed, and how: fixed for a run. */
 typedef struct lvr_geometry {
@@ -66,6 +102,7 @@ typedef struct lvr_geometry {
     uint64_t slice_bytes; /* a layer is read in slices of at most this many bytes (multiple of 4096) */
     uint32_t ring_slots;  /* staged layers */
     lvr_io_mode io_mode;
+    lvr_place place; /* of the target's layers */
 } lvr_geometry;
 
 uint64_t lvr_geometry_stream_bytes(const lvr_geometry *g); /* per pass */

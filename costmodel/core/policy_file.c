@@ -28,6 +28,22 @@ static lvr_status get_u32(const lvr_yaml_node *map, const char *key, uint32_t mi
     return st;
 }
 
+/* Runs without an accelerator do not have the mapping. */
+static lvr_status accelerator_from_yaml(const lvr_yaml_node *map, lvr_run_conditions *c, lvr_error *err)
+{
+    const lvr_yaml_node *sub = NULL;
+    if (!lvr_yaml_find(map, "accelerator"))
+        return LVR_OK;
+    lvr_status st = lvr_yaml_get_map(map, "accelerator", &sub, err);
+    if (st == LVR_OK)
+        st = get_text(sub, "name", c->accel, sizeof c->accel, err);
+    if (st == LVR_OK)
+        st = lvr_yaml_get_u64(sub, "launch_ns", 0, UINT64_C(1000000000), &c->accel_launch_ns, err);
+    if (st == LVR_OK)
+        st = lvr_yaml_get_u64(sub, "sync_ns", 0, UINT64_C(1000000000), &c->accel_sync_ns, err);
+    return st;
+}
+
 lvr_status lvr_run_conditions_from_yaml(const lvr_yaml_node *map, lvr_run_conditions *ret, lvr_error *err)
 {
     lvr_run_conditions c = {0};
@@ -46,7 +62,8 @@ lvr_status lvr_run_conditions_from_yaml(const lvr_yaml_node *map, lvr_run_condit
         (st = lvr_yaml_get_double(map, "top_p", 0.0, 1.0, &c.top_p, err)) != LVR_OK ||
         (st = lvr_yaml_get_u64(map, "seed", 0, UINT64_MAX, &c.seed, err)) != LVR_OK ||
         (st = lvr_yaml_get_bool(map, "ignore_eos", &c.ignore_eos, err)) != LVR_OK ||
-        (st = get_u32(map, "n_predict", 0, 1u << 24, &c.n_predict, err)) != LVR_OK)
+        (st = get_u32(map, "n_predict", 0, 1u << 24, &c.n_predict, err)) != LVR_OK ||
+        (st = accelerator_from_yaml(map, &c, err)) != LVR_OK)
         return st;
     if (c.emulated[0] != '\0') {
         st = lvr_yaml_get_map(map, "emulated_flash", &flash, err);
@@ -80,6 +97,13 @@ void lvr_run_conditions_to_yaml(const lvr_run_conditions *c, lvr_yaml_out *y)
     lvr_yaml_out_u64(y, "seed", c->seed);
     lvr_yaml_out_bool(y, "ignore_eos", c->ignore_eos);
     lvr_yaml_out_u64(y, "n_predict", c->n_predict);
+    if (c->accel[0] == '\0')
+        return;
+    lvr_yaml_out_map(y, "accelerator");
+    lvr_yaml_out_str(y, "name", c->accel);
+    lvr_yaml_out_u64(y, "launch_ns", c->accel_launch_ns);
+    lvr_yaml_out_u64(y, "sync_ns", c->accel_sync_ns);
+    lvr_yaml_out_end(y);
 }
 
 static lvr_status policy_from_yaml(const lvr_yaml_node *root, lvr_policy *ret, lvr_error *err)

@@ -23,6 +23,8 @@ typedef struct lvr_run_conditions {
     uint64_t seed;
     bool ignore_eos;
     uint32_t n_predict;
+    char accel[16];                          /* accelerator back end, "": none */
+    uint64_t accel_launch_ns, accel_sync_ns; /* delays injected into each of its tickets */
 } lvr_run_conditions;
 
 lvr_status lvr_run_conditions_from_yaml(const lvr_yaml_node *map, lvr_run_conditions *ret, lvr_error *err);

@@ -9,6 +9,9 @@
  *                 │                                 └─(prompt)──▶ COMMITTING ◀──────┘        on_commit_done
  *                 └───────────── DONE queued ◀── finished? ──────────┘
  *
+ * A prompt pass on the accelerator goes straight to VERIFYING; the draft's rows are out from its first layer
+ * on (draft_out). Should the layers be done first, JOINING waits for the draft.
+ *
  * Streamed layers are numbered by instance: instance k is streamed layer k % n_streamed of pass k /
  * n_streamed, staged in slot k % ring_slots. `issued` and `freed` count instances; issued - freed are staged
  * or being read.
@@ -18,7 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef enum phase { IDLE, PROMPT_DRAFT, CATCHING_UP, DRAFTING, VERIFYING, HEADS, COMMITTING } phase;
+typedef enum phase { IDLE, PROMPT_DRAFT, CATCHING_UP, DRAFTING, VERIFYING, JOINING, HEADS, COMMITTING } phase;
 
 typedef struct staged_layer {
     uint64_t first_seq;
@@ -48,7 +51,10 @@ struct lvr_round {
     lvr_row pass_rows[LVR_MAX_VERIFY_NODES];
     uint32_t chosen[LVR_MAX_VERIFY_NODES]; /* tree node of each pass row */
     uint32_t n_rows, layer;
+    lvr_unit unit;
     bool layer_out; /* a LAYER action is outstanding */
+    bool draft_due,
+        draft_out; /* the draft's part of this prompt pass: to be ordered with layer 0; outstanding */
 
     /* walk and commit */
     uint32_t kept[LVR_MAX_VERIFY_NODES], n_kept;
@@ -321,9 +327,14 @@ static void try_layer(lvr_round *m)
     a->layer.slot = g->resident[m->layer] ? -1 : (int32_t)(instance_needed(m, m->layer) % g->ring_slots);
     a->layer.rows = m->pass_rows;
     a->layer.n_rows = m->n_rows;
-    a->layer.unit = LVR_UNIT_CPU;
+    a->layer.unit = m->unit;
     a->layer.prefill = m->prefill;
     m->layer_out = true;
+    if (m->draft_due) {
+        m->draft_due = false;
+        m->draft_out = true;
+        push_draft(m, catch_up_rows(m, m->target_cached + m->n_rows));
+    }
 }
 
 /* The policy's choice must be a tree: ascending, the root first, parents chosen before their children. */
@@ -357,6 +368,16 @@ static lvr_status choose_rows(lvr_round *m, lvr_error *err)
     return LVR_OK;
 }
 
+static lvr_unit unit_of_pass(const lvr_round *m)
+{
+    const lvr_place place = m->config.geometry->place;
+    const lvr_policy *p = m->config.policy;
+    if (place != LVR_PLACE_AUTO)
+        return place == LVR_PLACE_NPU ? LVR_UNIT_NPU : LVR_UNIT_CPU;
+    const uint32_t context = m->prefill ? m->target_cached : m->n_seq - 1;
+    return p->has_cost ? lvr_cost_unit(&p->cost, place, LVR_OP_LAYER, m->n_rows, context) : LVR_UNIT_CPU;
+}
+
 static lvr_status begin_verify(lvr_round *m, lvr_error *err)
 {
     if (!m->prefill) {
@@ -364,6 +385,7 @@ static lvr_status begin_verify(lvr_round *m, lvr_error *err)
         if (st != LVR_OK)
             return st;
     }
+    m->unit = unit_of_pass(m);
     m->phase = VERIFYING;
     m->layer = 0;
     m->layer_out = false;
@@ -394,7 +416,8 @@ static lvr_status next_pass(lvr_round *m, lvr_error *err)
     pump_reads(m);
     if (m->target_cached + 1 < m->n_seq) {
         begin_prompt_pass(m);
-        if (!m->config.policy->ops->uses_draft)
+        m->draft_due = m->config.policy->ops->uses_draft && unit_of_pass(m) == LVR_UNIT_NPU;
+        if (!m->config.policy->ops->uses_draft || m->draft_due)
             return begin_verify(m, err);
         m->phase = PROMPT_DRAFT;
         push_draft(m, catch_up_rows(m, m->target_cached + m->n_rows));
@@ -435,6 +458,13 @@ static void push_commit(lvr_round *m)
     a->commit.prefill = m->prefill;
 }
 
+static void commit_prompt_pass(lvr_round *m)
+{
+    for (uint32_t r = 0; r < m->n_rows; r++)
+        m->kept[m->n_kept++] = r;
+    push_commit(m);
+}
+
 static lvr_status on_layer_done(lvr_round *m, lvr_error *err)
 {
     if (m->phase != VERIFYING || !m->layer_out)
@@ -448,15 +478,23 @@ static lvr_status on_layer_done(lvr_round *m, lvr_error *err)
         return LVR_OK;
     }
     m->pass++;
-    if (m->prefill) {
-        for (uint32_t r = 0; r < m->n_rows; r++)
-            m->kept[m->n_kept++] = r;
-        push_commit(m);
-    } else {
+    if (m->draft_out)
+        m->phase = JOINING;
+    else if (m->prefill)
+        commit_prompt_pass(m);
+    else
         push_head(m, 0);
-    }
     pump_reads(m);
     return LVR_OK;
+}
+
+/* The draft has run a prompt chunk that the accelerator may still be at. */
+static void on_prompt_drafted(lvr_round *m)
+{
+    m->draft_out = false;
+    m->draft_cached = m->target_cached + m->n_rows; /* not committed yet, so this is the chunk's end */
+    if (m->phase == JOINING)
+        commit_prompt_pass(m);
 }
 
 /* The chosen row that is `row`'s child with this token, or -1. */
@@ -468,13 +506,21 @@ static int32_t matching_child(const lvr_round *m, uint32_t row, int32_t token)
     return -1;
 }
 
+static bool ends_text(const lvr_round_config *c, int32_t token)
+{
+    for (uint32_t i = 0; i < c->n_more_eos; i++)
+        if (token == c->more_eos[i])
+            return true;
+    return token >= 0 && token == c->eos_token;
+}
+
 static lvr_status on_head_done(lvr_round *m, int32_t token, lvr_error *err)
 {
     if (m->phase != HEADS)
         return lvr_fail(err, LVR_ERR_INVARIANT, "round machine: no head row is outstanding");
     m->tokens[m->n_tokens++] = token;
     m->n_generated++;
-    m->stopped_by_eos = token == m->config.eos_token && token >= 0;
+    m->stopped_by_eos = ends_text(&m->config, token);
     const int32_t child = m->stopped_by_eos ? -1 : matching_child(m, m->kept[m->n_kept - 1], token);
     if (child >= 0)
         push_head(m, (uint32_t)child);
@@ -521,6 +567,10 @@ lvr_status lvr_round_step(lvr_round *m, const lvr_event *event, lvr_error *err)
             try_layer(m);
         return st;
     case LVR_EV_DRAFT_DONE:
+        if (m->draft_out) {
+            on_prompt_drafted(m);
+            return LVR_OK;
+        }
         if (m->phase != DRAFTING && m->phase != PROMPT_DRAFT && m->phase != CATCHING_UP)
             return lvr_fail(err, LVR_ERR_INVARIANT, "round machine: no draft step is outstanding");
         return on_draft_done(m, event, err);
@@ -638,7 +688,8 @@ void lvr_round_free(lvr_round *m)
 
 void lvr_round_get_info(const lvr_round *m, lvr_round_info *ret)
 {
-    const bool after_layers = m->phase == HEADS || m->phase == COMMITTING || m->phase == IDLE;
+    const bool after_layers =
+        m->phase == JOINING || m->phase == HEADS || m->phase == COMMITTING || m->phase == IDLE;
     *ret = (lvr_round_info){
         .request = m->request,
         .round = m->pass - (after_layers && m->pass > 0 ? 1 : 0),

@@ -11,10 +11,15 @@
  * A prompt is the same thing without a tree: passes of at most prefill_chunk rows and no HEAD; the prompt's
  * last token is the first round's root.
  *
+ * A pass whose layers run on the accelerator (geometry->place, see lvr_cost_unit) is the one case in which
+ * two compute actions are outstanding: in a prompt pass the draft runs the same chunk on the CPU meanwhile.
+ * Its DRAFT action comes right after the LAYER action of layer 0, and COMMIT after both have been answered.
+ *
  * Reads: cyclic over the non-resident layers' slices, in file order. Pipelined: a layer's slices are issued
  * when one of ring_slots slots is free, however far ahead of compute that is, across rounds and requests.
  * Serial: a layer's slices are issued when the layer before it has been computed. A slot is freed by
- * LAYER_DONE. At most one of DRAFT, LAYER, HEAD, COMMIT is outstanding at a time; any number of reads.
+ * LAYER_DONE. At most one of DRAFT, LAYER, HEAD, COMMIT is outstanding at a time (but for the prompt passes
+ * above: one DRAFT and one LAYER); any number of reads.
  *
  * The policy is asked inside lvr_round_step of DRAFT_DONE and of COMMIT_DONE (or in lvr_round_begin). Hosts
  * account the time of those calls as one LVR_OP_PLAN each, with rows = lvr_round_tree()->n afterwards.
@@ -23,7 +28,8 @@
  *   ROUND-ORDER   a layer's LAYER action comes after SLICE_READY of all its slices and after LAYER_DONE of
  * the one before ROUND-RING    never more than ring_slots layers are staged or being read ROUND-BYTES   each
  * pass consumes exactly lvr_geometry_stream_bytes bytes ROUND-TOKENS  committed tokens of a round = accepted
- * nodes + 1
+ * nodes + 1 ROUND-UNIT    all layers of a pass run on one unit; a DRAFT action is outstanding together with a
+ * LAYER action only in a prompt pass on the accelerator
  */
 #ifndef LVR_CORE_ROUND_H
 #define LVR_CORE_ROUND_H
@@ -42,7 +48,9 @@ typedef struct lvr_round_config {
     uint32_t prefill_chunk;       /* rows of a prompt pass, 1..LVR_MAX_VERIFY_NODES */
     uint32_t max_rows;            /* rows of a verification pass, 1..LVR_MAX_VERIFY_NODES */
     int32_t eos_token;            /* -1: never stop early */
-    uint64_t seed;                /* for policies that draw at random */
+    const int32_t *more_eos;      /* other tokens that end a text, [n_more_eos]; outlive the machine */
+    uint32_t n_more_eos;
+    uint64_t seed; /* for policies that draw at random */
 } lvr_round_config;
 
 typedef enum lvr_action_kind {

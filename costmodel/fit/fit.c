@@ -22,14 +22,16 @@ typedef struct samples {
 
 /* Everything gathered from the traces before the first fit. */
 typedef struct collection {
-    samples op[LVR_OP_COUNT]; /* lvr_op_sample */
+    samples op[LVR_OP_COUNT]; /* lvr_op_sample, on the CPU */
+    samples npu;              /* lvr_npu_sample: layers on an accelerator */
     samples flash;            /* lvr_flash_sample */
     samples acceptance;       /* lvr_acceptance_sample */
     samples wake;             /* lvr_op_sample, rows 1 */
     uint64_t host_ns[LVR_OP_COUNT];
     bool buffered; /* some reads went through the page cache */
     bool has_timing, has_oracle;
-    char timing_path[256], oracle_path[256];
+    char timing_path[256], oracle_path[256],
+        accel_path[256]; /* the first of each kind; with an accelerator */
     char timing_draft[LVR_SHA256_HEX_BYTES];
     lvr_trace_meta oracle; /* sampling and models of the first oracle trace; config_yaml is not kept */
 } collection;
@@ -39,6 +41,7 @@ static void collection_init(collection *c)
     memset(c, 0, sizeof(*c));
     for (int op = 0; op < LVR_OP_COUNT; op++)
         c->op[op].item_bytes = sizeof(lvr_op_sample);
+    c->npu.item_bytes = sizeof(lvr_npu_sample);
     c->flash.item_bytes = sizeof(lvr_flash_sample);
     c->acceptance.item_bytes = sizeof(lvr_acceptance_sample);
     c->wake.item_bytes = sizeof(lvr_op_sample);
@@ -48,6 +51,7 @@ static void collection_free(collection *c)
 {
     for (int op = 0; op < LVR_OP_COUNT; op++)
         free(c->op[op].items);
+    free(c->npu.items);
     free(c->flash.items);
     free(c->acceptance.items);
     free(c->wake.items);
@@ -114,6 +118,21 @@ static lvr_status differs_number(const char *what, const char *path_a, double a,
                     "and one set of conditions: "
                     "fit them separately",
                     what, a, path_a, b, path_b);
+}
+
+/* Runs without an accelerator mix with runs on any one. */
+static lvr_status check_accelerator(const char *pa, const lvr_run_conditions *a, const char *pb,
+                                    const lvr_run_conditions *b, lvr_error *err)
+{
+    if (!a->accel[0] || !b->accel[0])
+        return LVR_OK;
+    lvr_status st = differs_text("accelerator", pa, a->accel, pb, b->accel, err);
+    if (!st)
+        st = differs_number("accelerator launch_ns", pa, (double)a->accel_launch_ns, pb,
+                            (double)b->accel_launch_ns, err);
+    return st ? st
+              : differs_number("accelerator sync_ns", pa, (double)a->accel_sync_ns, pb,
+                               (double)b->accel_sync_ns, err);
 }
 
 /* Only what decides times: policy, schedule and seeds may differ, they are how different row counts come
@@ -204,6 +223,17 @@ static int by_value(const void *a, const void *b)
  * ------------------------------------------------------------------------------------------------------------
  */
 
+static lvr_status add_ticket(const lvr_span *s, bool next_waits, collection *c, lvr_error *err)
+{
+    const bool free_host = !s->hidden && !next_waits;
+    const lvr_npu_sample sample = {.bucket = s->bucket,
+                                   .context = s->context,
+                                   .launch_ns = (double)s->launch_ns,
+                                   .run_ns = (double)s->run_ns,
+                                   .sync_ns = free_host ? (double)s->host_ns : -1.0};
+    return add_sample(&c->npu, &sample, err);
+}
+
 static lvr_status add_spans(lvr_trace *t, collection *c, lvr_error *err)
 {
     lvr_span *spans = NULL;
@@ -213,9 +243,13 @@ static lvr_status add_spans(lvr_trace *t, collection *c, lvr_error *err)
         const lvr_span *s = &spans[i];
         const lvr_op_sample sample = {
             .rows = s->rows, .context = s->context, .ns = (double)(s->kernel_ns + s->host_ns)};
-        c->host_ns[s->op] += s->host_ns;
         const lvr_op_sample wake = {.rows = 1, .ns = (double)s->wake_ns};
-        st = add_sample(&c->op[s->op], &sample, err);
+        if (s->unit == LVR_UNIT_NPU) {
+            st = add_ticket(s, i + 1 == n || s[1].wait_ns > 0, c, err);
+        } else {
+            c->host_ns[s->op] += s->host_ns;
+            st = add_sample(&c->op[s->op], &sample, err);
+        }
         if (!st && s->wait_ns > 0)
             st = add_sample(&c->wake, &wake, err);
     }
@@ -264,7 +298,7 @@ static lvr_status check_same_timing(lvr_trace *t, const lvr_policy_file *pf, con
         st = differs_text("device", first, m->device_sha256, path, meta->device.sha256, err);
     if (!st)
         st = check_conditions(first, &m->conditions, path, &pf->conditions, err);
-    return st;
+    return st ? st : check_accelerator(c->accel_path, &m->conditions, path, &pf->conditions, err);
 }
 
 static void begin_timing(lvr_trace *t, const lvr_policy_file *pf, collection *c, lvr_cost_model *m)
@@ -295,6 +329,13 @@ static lvr_status add_timing(lvr_trace *t, collection *c, lvr_cost_model *m, lvr
         begin_timing(t, &pf, c, m);
     else
         st = check_same_timing(t, &pf, c, m, err);
+    if (!st && pf.conditions.accel[0] && !m->conditions.accel[0]) {
+        memcpy(m->conditions.accel, pf.conditions.accel, sizeof m->conditions.accel);
+        m->conditions.accel_launch_ns = pf.conditions.accel_launch_ns;
+        m->conditions.accel_sync_ns = pf.conditions.accel_sync_ns;
+    }
+    if (!st && pf.conditions.accel[0] && !c->accel_path[0])
+        snprintf(c->accel_path, sizeof c->accel_path, "%s", lvr_trace_path(t));
     if (!st && meta->draft.sha256[0])
         memcpy(c->timing_draft, meta->draft.sha256, sizeof c->timing_draft);
     if (!st)
@@ -426,11 +467,33 @@ static const char *how_to_record(lvr_op op)
                               : "record again with this version's lever record";
 }
 
+static lvr_status fit_npu(const collection *c, lvr_cost_model *m, lvr_error *err)
+{
+    lvr_fit_term terms[LVR_FIT_NPU_TERMS];
+    if (c->npu.n == 0)
+        return LVR_OK;
+    const lvr_status st = lvr_fit_npu(lvr_op_name(LVR_OP_LAYER), c->npu.items, c->npu.n,
+                                      &m->table.npu[LVR_OP_LAYER], terms, err);
+    if (st) {
+        lvr_error_prefix(err, "layers on the accelerator");
+        return st;
+    }
+    for (int i = 0; i < LVR_FIT_NPU_TERMS; i++)
+        m->terms[m->n_terms++] = terms[i];
+    return LVR_OK;
+}
+
 static lvr_status fit_ops(const collection *c, lvr_cost_model *m, lvr_error *err)
 {
     for (int op = 0; op < LVR_OP_COUNT; op++) {
         const samples *s = &c->op[op];
         const char *name = lvr_op_name((lvr_op)op);
+        if (s->n == 0 && op == LVR_OP_LAYER && c->npu.n > 0) {
+            lvr_log(LVR_LOG_WARN,
+                    "all layers ran on the accelerator, so they have no price on the CPU; add a "
+                    "trace recorded with --place cpu to let the placement choose");
+            continue;
+        }
         if (s->n == 0)
             return lvr_fail(err, LVR_ERR_CONFIG,
                             "the timing traces hold no %s operator, so it has no price: %s", name,
@@ -542,6 +605,8 @@ static lvr_status fit_all(const collection *c, lvr_cost_model *m, lvr_error *err
     /* GSL's default handler ends the program. */
     gsl_error_handler_t *handler = gsl_set_error_handler_off();
     lvr_status st = fit_ops(c, m, err);
+    if (!st)
+        st = fit_npu(c, m, err);
     if (!st)
         st = fit_flash(c, m, err);
     if (!st)

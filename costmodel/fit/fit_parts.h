@@ -20,6 +20,23 @@ typedef struct lvr_op_sample {
 lvr_status lvr_fit_op(const lvr_op_sample *samples, size_t n, bool uses_context, lvr_op_cost *ret,
                       lvr_fit_term *ret_term, lvr_error *err);
 
+/* ---- tickets on an accelerator
+ * -----------------------------------------------------------------------------------------------------------
+ */
+
+typedef struct lvr_npu_sample {
+    uint32_t bucket, context;
+    double launch_ns, run_ns;
+    double sync_ns; /* end to the host's next step; negative: the host was at something else */
+} lvr_npu_sample;
+
+/* The terms "NAME_npu", "NAME_npu_launch" and "NAME_npu_sync". */
+#define LVR_FIT_NPU_TERMS 3
+/* run: one value per bucket, and ctx_ns; launch and sync: constants. All as lvr_fit_op fits: the robust
+ * shape, scaled to the mean. At least one sample. */
+lvr_status lvr_fit_npu(const char *name, const lvr_npu_sample *samples, size_t n, lvr_npu_cost *ret,
+                       lvr_fit_term ret_terms[LVR_FIT_NPU_TERMS], lvr_error *err);
+
 /* ---- flash
  * -----------------------------------------------------------------------------------------------------------------
  */

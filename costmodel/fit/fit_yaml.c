@@ -76,6 +76,10 @@ lvr_status lvr_cost_model_format(const lvr_cost_model *m, lvr_buf *out, lvr_erro
     lvr_yaml_out_end(&y);
     lvr_yaml_out_comment(&y, "Per operator: ns at rows, linear in between, plus ctx_ns for each row and each "
                              "position already cached.");
+    if (lvr_cost_has_npu(&m->table))
+        lvr_yaml_out_comment(&y,
+                             "npu: one ticket on an accelerator: launch_ns, ns of the row bucket that holds "
+                             "the rows plus ctx_ns for each row of the bucket and cached position, sync_ns.");
     lvr_yaml_out_map(&y, "cost");
     lvr_cost_table_to_yaml(&m->table, &y);
     lvr_yaml_out_end(&y);

@@ -9,6 +9,13 @@ typedef struct arrival {
     uint32_t layer;
 } arrival;
 
+/* What an operator takes of the host's time. */
+typedef struct host_time {
+    const lvr_rec_kernel *k;
+    uint64_t begin_ns, end_ns;
+    bool hidden;
+} host_time;
+
 typedef struct recording {
     lvr_rec_kernel *kernels;
     lvr_rec_flash *flash;
@@ -17,6 +24,7 @@ typedef struct recording {
     uint64_t n_kernels, n_flash, n_rounds, n_requests;
     arrival *arrivals;
     size_t n_arrivals;
+    host_time *line; /* [n_kernels] */
 } recording;
 
 static int by_start(const void *a, const void *b)
@@ -112,6 +120,7 @@ static void unload(recording *r)
     free(r->rounds);
     free(r->requests);
     free(r->arrivals);
+    free(r->line);
 }
 
 static const lvr_rec_round *round_of(const recording *r, uint64_t round)
@@ -140,50 +149,124 @@ static uint64_t earlier(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* Shares the time between two operators out. */
-static void share_gap(const recording *r, const lvr_rec_kernel *ka, const lvr_rec_kernel *kb, lvr_span *a,
-                      lvr_span *b)
+static void cover(host_time *h, const lvr_rec_kernel *cpu)
 {
-    if (kb->t_start_ns <= ka->t_end_ns)
+    if (cpu->t_end_ns <= h->begin_ns || cpu->t_start_ns >= h->end_ns)
         return;
-    const arrival *slices = arrival_of(r, kb);
-    if (!slices || slices->ready_ns <= ka->t_end_ns) {
-        a->host_ns += kb->t_start_ns - ka->t_end_ns;
+    h->hidden = true;
+    h->begin_ns = cpu->t_end_ns;
+    h->end_ns = later(h->end_ns, h->begin_ns);
+}
+
+/* Operators on the CPU do not overlap, so the search ends at the first one that is over before the ticket was
+ * submitted, or starts after its end. */
+static host_time ticket_time(const recording *r, uint64_t i)
+{
+    const lvr_rec_kernel *k = &r->kernels[i];
+    host_time h = {.k = k, .begin_ns = k->t_submit_ns, .end_ns = k->t_end_ns};
+    uint64_t first = i;
+    while (first > 0 &&
+           (r->kernels[first - 1].unit == LVR_UNIT_NPU || r->kernels[first - 1].t_end_ns > k->t_submit_ns))
+        first--;
+    for (uint64_t c = first; c < r->n_kernels && r->kernels[c].t_start_ns < k->t_end_ns; c++)
+        if (r->kernels[c].unit == LVR_UNIT_CPU)
+            cover(&h, &r->kernels[c]);
+    return h;
+}
+
+static int by_begin(const void *a, const void *b)
+{
+    const host_time *x = a, *y = b;
+    if (x->begin_ns != y->begin_ns)
+        return x->begin_ns < y->begin_ns ? -1 : 1;
+    if (x->end_ns != y->end_ns)
+        return x->end_ns < y->end_ns ? -1 : 1;
+    return x->k < y->k ? -1 : x->k > y->k;
+}
+
+static lvr_status lay_out_line(recording *r, lvr_error *err)
+{
+    r->line = calloc(r->n_kernels, sizeof(*r->line));
+    if (!r->line)
+        return lvr_fail(err, LVR_ERR_NOMEM, "out of memory for %" PRIu64 " operators", r->n_kernels);
+    for (uint64_t i = 0; i < r->n_kernels; i++) {
+        const lvr_rec_kernel *k = &r->kernels[i];
+        r->line[i] = k->unit == LVR_UNIT_NPU
+                         ? ticket_time(r, i)
+                         : (host_time){.k = k, .begin_ns = k->t_start_ns, .end_ns = k->t_end_ns};
+    }
+    qsort(r->line, r->n_kernels, sizeof(*r->line), by_begin);
+    return LVR_OK;
+}
+
+/* Shares the time between two operators out. */
+static void share_gap(const recording *r, const host_time *ha, const host_time *hb, lvr_span *a, lvr_span *b)
+{
+    if (hb->begin_ns <= ha->end_ns)
+        return;
+    const arrival *slices = arrival_of(r, hb->k);
+    if (!slices || slices->ready_ns <= ha->end_ns) {
+        a->host_ns += hb->begin_ns - ha->end_ns;
         return;
     }
-    const uint64_t ready = earlier(slices->ready_ns, kb->t_start_ns);
-    const uint64_t asked = earlier(later(slices->submit_ns, ka->t_end_ns), ready);
-    a->host_ns += asked - ka->t_end_ns;
-    b->wait_ns += kb->t_start_ns - asked;
-    b->wake_ns += kb->t_start_ns - ready;
+    const uint64_t ready = earlier(slices->ready_ns, hb->begin_ns);
+    const uint64_t asked = earlier(later(slices->submit_ns, ha->end_ns), ready);
+    a->host_ns += asked - ha->end_ns;
+    b->wait_ns += hb->begin_ns - asked;
+    b->wake_ns += hb->begin_ns - ready;
 }
 
 /* A request's first operator may wait for slices too. What the host did since the request came is nobody's:
  * it happens once a request and would weigh on whatever operator comes first. */
-static void first_wait(const recording *r, const lvr_rec_kernel *k, lvr_span *s)
+static void first_wait(const recording *r, const host_time *h, lvr_span *s)
 {
     const lvr_rec_request key = {.id = s->request};
     const lvr_rec_request *request = bsearch(&key, r->requests, r->n_requests, sizeof(*r->requests), by_id);
-    const arrival *slices = arrival_of(r, k);
+    const arrival *slices = arrival_of(r, h->k);
     if (!request || !slices || slices->ready_ns <= request->t_arrival_ns)
         return;
-    const uint64_t ready = earlier(slices->ready_ns, k->t_start_ns);
+    const uint64_t ready = earlier(slices->ready_ns, h->begin_ns);
     const uint64_t asked = earlier(later(slices->submit_ns, request->t_arrival_ns), ready);
-    s->wait_ns = k->t_start_ns - asked;
-    s->wake_ns = k->t_start_ns - ready;
+    s->wait_ns = h->begin_ns - asked;
+    s->wake_ns = h->begin_ns - ready;
 }
 
+/* Accelerators run layers only. */
 static lvr_status check_kernel(lvr_trace *t, const recording *r, uint64_t i, lvr_error *err)
 {
     const lvr_rec_kernel *k = &r->kernels[i];
-    if (k->op < LVR_OP_COUNT && k->unit == LVR_UNIT_CPU && k->rows > 0 && k->t_end_ns >= k->t_start_ns)
+    const bool unit_ok = k->unit == LVR_UNIT_CPU || (k->unit == LVR_UNIT_NPU && k->op == LVR_OP_LAYER &&
+                                                     k->bucket > 0 && k->t_start_ns >= k->t_submit_ns);
+    if (k->op < LVR_OP_COUNT && unit_ok && k->rows > 0 && k->t_end_ns >= k->t_start_ns)
         return LVR_OK;
-    return lvr_fail(err, LVR_ERR_FORMAT,
-                    "%s: /kernels row %" PRIu64 " has op %u, unit %u, %u rows, start %" PRIu64
-                    " ns, end %" PRIu64 " ns; expected an operator known to this version on the CPU that "
-                    "ends after its start (lever trace validate "
-                    "checks the whole trace)",
-                    lvr_trace_path(t), i, k->op, k->unit, k->rows, k->t_start_ns, k->t_end_ns);
+    return lvr_fail(
+        err, LVR_ERR_FORMAT,
+        "%s: /kernels row %" PRIu64 " has op %u, unit %u, %u rows, start %" PRIu64 " ns, end %" PRIu64
+        " ns; expected an operator known to this version on the CPU, or a layer "
+        "on an accelerator, that ends after its start (lever trace validate checks the whole trace)",
+        lvr_trace_path(t), i, k->op, k->unit, k->rows, k->t_start_ns, k->t_end_ns);
+}
+
+static lvr_span span_of(const host_time *h, const lvr_rec_round *round)
+{
+    const lvr_rec_kernel *k = h->k;
+    lvr_span s = {.round = k->round,
+                  .request = round->request,
+                  .op = (lvr_op)k->op,
+                  .rows = k->rows,
+                  .context = k->context,
+                  .layer = k->layer,
+                  .prefill = round->prefill != 0,
+                  .unit = (lvr_unit)k->unit,
+                  .bucket = k->bucket,
+                  .start_ns = h->begin_ns,
+                  .kernel_ns = h->end_ns - h->begin_ns,
+                  .hidden = h->hidden};
+    if (k->unit == LVR_UNIT_NPU) {
+        s.launch_ns = k->t_start_ns - k->t_submit_ns;
+        s.run_ns = k->t_end_ns - k->t_start_ns;
+    }
+    return s;
 }
 
 lvr_status lvr_spans_read(lvr_trace *t, lvr_span **ret, size_t *ret_n, lvr_error *err)
@@ -191,8 +274,12 @@ lvr_status lvr_spans_read(lvr_trace *t, lvr_span **ret, size_t *ret_n, lvr_error
     recording r = {0};
     lvr_span *spans = NULL;
     size_t n = 0;
-    const lvr_rec_kernel *before = NULL;
+    const host_time *before = NULL;
     lvr_status st = load(t, &r, err);
+    for (uint64_t i = 0; i < r.n_kernels && !st; i++)
+        st = check_kernel(t, &r, i, err);
+    if (!st)
+        st = lay_out_line(&r, err);
     if (st)
         goto out;
     spans = calloc(r.n_kernels, sizeof(*spans));
@@ -202,27 +289,16 @@ lvr_status lvr_spans_read(lvr_trace *t, lvr_span **ret, size_t *ret_n, lvr_error
         goto out;
     }
     for (uint64_t i = 0; i < r.n_kernels; i++) {
-        const lvr_rec_kernel *k = &r.kernels[i];
-        st = check_kernel(t, &r, i, err);
-        if (st)
-            goto out;
-        const lvr_rec_round *round = round_of(&r, k->round);
+        const host_time *h = &r.line[i];
+        const lvr_rec_round *round = round_of(&r, h->k->round);
         if (!round)
             continue; /* of a pass that was cut off: its time line is not whole */
-        spans[n] = (lvr_span){.round = k->round,
-                              .request = round->request,
-                              .op = (lvr_op)k->op,
-                              .rows = k->rows,
-                              .context = k->context,
-                              .layer = k->layer,
-                              .prefill = round->prefill != 0,
-                              .start_ns = k->t_start_ns,
-                              .kernel_ns = k->t_end_ns - k->t_start_ns};
+        spans[n] = span_of(h, round);
         if (n > 0 && spans[n - 1].request == spans[n].request)
-            share_gap(&r, before, k, &spans[n - 1], &spans[n]);
+            share_gap(&r, before, h, &spans[n - 1], &spans[n]);
         else
-            first_wait(&r, k, &spans[n]);
-        before = k;
+            first_wait(&r, h, &spans[n]);
+        before = h;
         n++;
     }
     *ret = spans;

@@ -31,11 +31,35 @@ static uint32_t next_random(uint32_t *state)
     return *state >> 8;
 }
 
-/* Arbitrary codes under one modest scale. Half precision takes 2^-7 to 2^-6, floats the same through their
- * upper half. */
+/* Bytes of halves at the head of a unit of 16 outputs. */
+static uint64_t half_bytes(lvr_wtype t)
+{
+    switch (t) {
+    case LVR_F16:
+    case LVR_F32:
+    case LVR_BF16:
+        return 0;
+    case LVR_Q4_0:
+    case LVR_Q5_0:
+    case LVR_Q8_0:
+    case LVR_Q6_K:
+    case LVR_WTYPE_SLOTS:
+        return LVR_SCALES_BYTES;
+    case LVR_Q4_1:
+    case LVR_Q5_1:
+    case LVR_Q4_K:
+    case LVR_Q5_K:
+        return 2u * LVR_SCALES_BYTES;
+    }
+    return 0;
+}
+
+/* Arbitrary codes under one modest scale. Dense weights take 2^-7 to 2^-6 (through their upper half, if they
+ * have two). Scales of K types have six bits. */
 static void fill_weights(lvr_wtype t, uint8_t *w, uint64_t bytes)
 {
-    const uint64_t block = lvr_group_bytes(t, LVR_BLOCK);
+    const uint64_t unit = lvr_group_bytes(t, lvr_wtype_inputs(t)), halves = half_bytes(t);
+    const uint64_t head = t == LVR_Q4_K || t == LVR_Q5_K ? LVR_K_HEAD_BYTES : 0;
     uint32_t state = 1;
     for (uint64_t i = 0; i < bytes; i += 4) {
         uint32_t v = next_random(&state) | next_random(&state) << 16;
@@ -43,8 +67,12 @@ static void fill_weights(lvr_wtype t, uint8_t *w, uint64_t bytes)
             v = (v & 0x7fffffu) | 0x3c000000u;
         else if (t == LVR_F16)
             v = (v & 0x03ff03ffu) | SCALE_2_POW_MINUS_7 << 16 | SCALE_2_POW_MINUS_7;
-        else if (i % block < LVR_SCALES_BYTES)
+        else if (t == LVR_BF16)
+            v = (v & 0x007f007fu) | 0x3c003c00u;
+        else if (i % unit < halves)
             v = SCALE_2_POW_MINUS_7 << 16 | SCALE_2_POW_MINUS_7;
+        else if (i % unit < head)
+            v &= 0x3f3f3f3fu;
         memcpy(w + i, &v, sizeof v);
     }
 }
@@ -121,7 +149,7 @@ lvr_status lvr_bench_kernels(lvr_wtype type, uint32_t n_out, uint32_t n_in, uint
     const uint64_t weight_bytes = lvr_packed_bytes(type, n_out, n_in);
     if (weight_bytes == 0)
         return lvr_fail(err, LVR_ERR_USAGE, "%s needs a multiple of %u inputs, not %u", lvr_wtype_name(type),
-                        LVR_BLOCK, n_in);
+                        lvr_wtype_inputs(type), n_in);
     lvr_kernels k;
     lvr_kernels_init(&k, level);
     lvr_pool *pool;

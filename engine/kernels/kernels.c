@@ -34,6 +34,12 @@ const char *lvr_wtype_name(lvr_wtype t)
     return u != NULL ? u->name : NULL;
 }
 
+uint32_t lvr_wtype_inputs(lvr_wtype t)
+{
+    const unit *u = unit_of(t);
+    return u != NULL ? u->elems : 0;
+}
+
 bool lvr_wtype_quantised(lvr_wtype t)
 {
     const unit *u = unit_of(t);
@@ -75,17 +81,28 @@ static const rung ladder[] = {
     {LVR_CPU_C, lvr_kernels_init_c},
 #if defined(__x86_64__)
     {LVR_CPU_AVX2, lvr_kernels_init_avx2},
+    {LVR_CPU_AVX512, lvr_kernels_init_avx512},
+    {LVR_CPU_AMX, lvr_kernels_init_amx},
+#elif defined(__aarch64__)
+    {LVR_CPU_NEON, lvr_kernels_init_neon},
+    {LVR_CPU_DOTPROD, lvr_kernels_init_dotprod},
+    {LVR_CPU_I8MM, lvr_kernels_init_i8mm},
 #endif
 };
 
-void lvr_kernels_init(lvr_kernels *k, lvr_cpu_level level)
+void lvr_kernels_climb(lvr_kernels *k, lvr_cpu_level level)
 {
-    for (size_t i = 0; i < sizeof ladder / sizeof ladder[0] && lvr_cpu_has(ladder[i].level); i++) {
+    for (size_t i = 0; i < sizeof ladder / sizeof ladder[0]; i++) {
         ladder[i].climb(k);
         k->level = ladder[i].level;
         if (k->level == level)
             return;
     }
+}
+
+void lvr_kernels_init(lvr_kernels *k, lvr_cpu_level level)
+{
+    lvr_kernels_climb(k, lvr_cpu_has(level) ? level : lvr_cpu_best());
 }
 
 lvr_matmul_fn lvr_kernels_matmul(const lvr_kernels *k, lvr_wtype t)

@@ -9,9 +9,11 @@
  *    how a block unpacks (code: unsigned, as stored):
  *      Q8_0, Q4_0, Q5_0   isum = sum((code - 128 | 8 | 16) * q), dw = d
  *      Q4_1, Q5_1         isum = sum(code * q), dw = d; then acc = fmaf((float)qsum, m * da, acc)
- *      Q4_K, Q5_K         isum = sc * sum(code * q), dw = d; then acc = fmaf((float)(mn * qsum), -dmin * da,
- * acc) Q6_K               isum = sc0 * sum((code - 32) * q, first 16) + sc1 * sum((code - 32) * q, last 16),
- * dw = d with qsum the sum of the block's q. All these sums are below 2^24: (float) is exact.
+ *      Q4_K, Q5_K         isum = sc * sum(code * q), dw = d; then
+ *                         acc = fmaf((float)(mn * qsum), -dmin * da, acc)
+ *      Q6_K               isum = sc0 * sum((code - 32) * q, first 16) + sc1 * sum((code - 32) * q, last 16),
+ *                         dw = d
+ *    with qsum the sum of the block's q. All these sums are below 2^24: (float) is exact.
  *  - F32/F16/BF16 weights: acc = fmaf(w, x, acc) over inputs in ascending order.
  *  - Reductions along a row (RMS norm, q.k, softmax sums, max) use 16 interleaved partials (element i goes to
  *    partial i % 16, in ascending order, by fmaf), folded as p[i] += p[i+8], then += [i+4], [i+2], [i+1].
@@ -39,7 +41,8 @@
  *    Q6_K: f16 d[16], s8 sc[8][2][16], then 8 times { q as Q4_0 (low four bits), u8 h[2][16][4] }:
  *          bits 2k, 2k + 1 of h[j][o][i] = bits 4, 5 of input 4 (2k + j) + i
  *
- * Data is 64-byte aligned at its start. The layout is the same for every SIMD level.
+ * Every bit of a padding row is 0. Data is 64-byte aligned at its start. The layout is the same for every
+ * SIMD level.
  */
 #ifndef LVR_ENGINE_KERNELS_H
 #define LVR_ENGINE_KERNELS_H
@@ -68,6 +71,8 @@ typedef enum lvr_wtype {
     LVR_WTYPE_SLOTS /* tables indexed by type */
 } lvr_wtype;
 const char *lvr_wtype_name(lvr_wtype t); /* NULL: a type this build does not know */
+uint32_t lvr_wtype_inputs(lvr_wtype t); /* a row has a multiple of this many: 1, 32 or 256; 0: unknown type */
+bool lvr_wtype_quantised(lvr_wtype t);  /* its products read quantised activations */
 /* Bytes of a GGUF row; 0 if n_in does not fit the type's block, or the size does not fit 64 bits. */
 uint64_t lvr_wtype_row_bytes(lvr_wtype t, uint64_t n_in);
 
@@ -82,10 +87,9 @@ uint64_t lvr_packed_bytes(lvr_wtype t, uint32_t n_out, uint32_t n_in);
 /* From GGUF rows (n_out rows of lvr_wtype_row_bytes). dst: lvr_packed_bytes, 64-byte aligned. Does nothing
  * for a type or n_in that lvr_wtype_row_bytes refuses. */
 void lvr_pack_matrix(lvr_wtype t, uint32_t n_out, uint32_t n_in, const void *gguf_rows, uint8_t *dst);
-/* Output row `row` as floats (embedding look-up): exactly d * q. */
+/* Output row `row` as floats (embedding look-up), as GGUF defines its weights, each operation rounded to
+ * float: d * q; Q4_1, Q5_1: d * q + m; Q4_K, Q5_K: (d * sc) * q + (-dmin) * mn; Q6_K: (d * sc) * q. */
 void lvr_packed_row(const lvr_matrix *m, uint32_t row, float *ret_row);
-
-bool lvr_wtype_quantised(lvr_wtype t); /* its products read quantised activations */
 
 /* Rows of activations ready for any weight type. x and q are n_rows * n_in, d n_rows * n_in / 32, hsum
  * n_rows * n_in / 16. Products of F32, F16 and BF16 read x alone, the others q, d and hsum, which must be as
@@ -113,6 +117,9 @@ const char *lvr_cpu_level_name(lvr_cpu_level level);
 bool lvr_cpu_level_parse(const char *name, lvr_cpu_level *ret);
 lvr_cpu_level lvr_cpu_best(void);      /* probed (CPUID and XGETBV, or getauxval), cached */
 bool lvr_cpu_has(lvr_cpu_level level); /* on this machine's ladder, at or below the best */
+/* Why a level that the CPU's features promise is not offered (the operating system refuses it, or its results
+ * were wrong when tried at the first probe); NULL: none is withheld. */
+const char *lvr_cpu_note(void);
 /* What the machine has, e.g. "avx2 fma f16c avx512-vnni amx-int8". */
 void lvr_cpu_flags_text(char *buf, size_t n);
 

@@ -75,12 +75,26 @@ static inline uint32_t lvr_group_width(const lvr_matrix *m, uint32_t group)
 
 uint64_t lvr_group_bytes(lvr_wtype t, uint32_t n_in); /* 0: unknown type, or n_in does not fit it */
 
+/* lvr_kernels_init without asking whether the CPU has the level. */
+void lvr_kernels_climb(lvr_kernels *k, lvr_cpu_level level);
+
 /* Rungs. Each assumes that the ones below it have been climbed and that the CPU has the level. */
 void lvr_kernels_init_c(lvr_kernels *k);
 #if defined(__x86_64__)
 void lvr_kernels_init_avx2(lvr_kernels *k);
-/* The matrix products of the rung, which live in a file of their own. */
+/* The matrix products of the rung, which live in files of their own: quantised, and the others. */
 void lvr_kernels_init_avx2_matmul(lvr_kernels *k);
+void lvr_kernels_init_avx2_dense(lvr_kernels *k);
+void lvr_kernels_init_avx512(lvr_kernels *k);
+void lvr_kernels_init_avx512_matmul(lvr_kernels *k);
+void lvr_kernels_init_amx(lvr_kernels *k);
+void lvr_avx512_matmul_quantised(const lvr_matrix *m, const lvr_acts *a, uint32_t group_begin,
+                                 uint32_t group_end, float *out, size_t out_stride);
+#elif defined(__aarch64__)
+void lvr_kernels_init_neon(lvr_kernels *k);
+void lvr_kernels_init_neon_matmul(lvr_kernels *k); /* likewise */
+void lvr_kernels_init_dotprod(lvr_kernels *k);
+void lvr_kernels_init_i8mm(lvr_kernels *k);
 #endif
 
 #endif

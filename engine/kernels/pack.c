@@ -1,136 +1,214 @@
-/* From GGUF rows to the packed layout, and one row back. GGUF and the packed layout are little-endian, as is
- * every machine we build for. */
-#include "engine/kernels/levels.h"
+/* From GGUF rows to the packed layout, and one row back. GGUF's blocks are those of ggml (ggml-common.h of
+ * llama.cpp: block_q4_0 and so on). GGUF and the packed layout are little-endian, as is every machine we
+ * build for. */
+#include "engine/kernels/unpack.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "weights are stored little-endian");
 
-#define QUADS (LVR_BLOCK / 4u)
-#define GGUF_Q8_BLOCK (2u + LVR_BLOCK)
-#define GGUF_Q4_BLOCK (2u + LVR_BLOCK / 2u)
+#define QUAD_BYTES (LVR_GROUP * 4u) /* four inputs of each output, a byte each */
 
-/* One output's GGUF row -> its lane of the group. A null row is a padding row of zero weights. */
-typedef void (*pack_lane_fn)(const uint8_t *row, uint32_t n_in, uint32_t lane, uint8_t *group);
-
-static void pack_lane_dense(const uint8_t *row, uint32_t n_in, uint32_t lane, uint8_t *group, size_t elem)
+static void put_half(const uint8_t *src, uint32_t lane, uint8_t *dst)
 {
-    for (size_t i = 0; i < n_in; i++) {
-        uint8_t *dst = group + (i * LVR_GROUP + lane) * elem;
-        if (row != NULL)
-            memcpy(dst, row + i * elem, elem);
-        else
-            memset(dst, 0, elem);
+    memcpy(dst + lane * 2u, src, 2);
+}
+
+/* The low nibble of src[i] is of input i, the high of input 16 + i, as in the packed bytes: whole quads move.
+ */
+static void put_nibbles(const uint8_t src[LVR_BLOCK / 2u], uint32_t lane, uint8_t *dst)
+{
+    for (uint32_t j = 0; j < LVR_QUADS / 2u; j++)
+        memcpy(dst + j * QUAD_BYTES + lane * 4u, src + j * 4u, 4);
+}
+
+/* The low four bits of each code. */
+static void put_low_bits(const uint8_t codes[LVR_BLOCK], uint32_t lane, uint8_t *dst)
+{
+    uint8_t nibbles[LVR_BLOCK / 2u];
+    for (uint32_t i = 0; i < LVR_BLOCK / 2u; i++)
+        nibbles[i] = (uint8_t)((codes[i] & 15u) | codes[i + LVR_BLOCK / 2u] << 4);
+    put_nibbles(nibbles, lane, dst);
+}
+
+static void put_fifth_bits(const uint8_t src[4], uint32_t lane, uint8_t *dst)
+{
+    memcpy(dst + lane * 4u, src, 4);
+}
+
+/* ---- one lane of a unit: an element of F32, F16, BF16, a block or super-block of the others ---- */
+
+static void pack_f32(const uint8_t *src, uint32_t lane, uint8_t *dst)
+{
+    memcpy(dst + lane * 4u, src, 4);
+}
+
+static void pack_f16(const uint8_t *src, uint32_t lane, uint8_t *dst)
+{
+    memcpy(dst + lane * 2u, src, 2);
+}
+
+/* block_q8_0: f16 d, s8 q[32] */
+static void pack_q8_0(const uint8_t *src, uint32_t lane, uint8_t *dst)
+{
+    put_half(src, lane, dst);
+    for (uint32_t i = 0; i < LVR_BLOCK; i++) /* flipping the sign bit adds 128 */
+        dst[LVR_SCALES_BYTES + i / 4u * QUAD_BYTES + lane * 4u + i % 4u] = src[2u + i] ^ 0x80u;
+}
+
+/* block_q4_0: f16 d, nibbles[16] */
+static void pack_q4_0(const uint8_t *src, uint32_t lane, uint8_t *dst)
+{
+    put_half(src, lane, dst);
+    put_nibbles(src + 2, lane, dst + LVR_SCALES_BYTES);
+}
+
+/* block_q4_1: f16 d, m, nibbles[16] */
+static void pack_q4_1(const uint8_t *src, uint32_t lane, uint8_t *dst)
+{
+    put_half(src, lane, dst);
+    put_half(src + 2, lane, dst + LVR_SCALES_BYTES);
+    put_nibbles(src + 4, lane, dst + 2u * LVR_SCALES_BYTES);
+}
+
+/* block_q5_0: f16 d, u32 of fifth bits, nibbles[16] */
+static void pack_q5_0(const uint8_t *src, uint32_t lane, uint8_t *dst)
+{
+    put_half(src, lane, dst);
+    put_nibbles(src + 6, lane, dst + LVR_SCALES_BYTES);
+    put_fifth_bits(src + 2, lane, dst + LVR_SCALES_BYTES + LVR_NIBBLES_BYTES);
+}
+
+/* block_q5_1: f16 d, m, u32 of fifth bits, nibbles[16] */
+static void pack_q5_1(const uint8_t *src, uint32_t lane, uint8_t *dst)
+{
+    put_half(src, lane, dst);
+    put_half(src + 2, lane, dst + LVR_SCALES_BYTES);
+    put_nibbles(src + 8, lane, dst + 2u * LVR_SCALES_BYTES);
+    put_fifth_bits(src + 4, lane, dst + 2u * LVR_SCALES_BYTES + LVR_NIBBLES_BYTES);
+}
+
+/*
+ * The head of block_q4_K and block_q5_K: f16 d, dmin, u8 s[12], which holds eight scales and eight minima of
+ * six bits: of blocks 0 to 3 in the low six bits of s[b] and s[4 + b]; of blocks 4 to 7 four bits each in
+ * s[4 + b] (scale low, minimum high), the upper two bits on top of s[b - 4] and s[b].
+ */
+static void put_k_head(const uint8_t *src, uint32_t lane, uint8_t *dst)
+{
+    const uint8_t minus_dmin[2] = {src[2], src[3] ^ 0x80u};
+    const uint8_t *s = src + 4;
+    uint8_t *sc = dst + 2u * LVR_SCALES_BYTES + lane, *mn = sc + LVR_SUPER_BLOCKS * LVR_GROUP;
+    put_half(src, lane, dst);
+    put_half(minus_dmin, lane, dst + LVR_SCALES_BYTES);
+    for (uint32_t b = 0; b < 4; b++) {
+        sc[b * LVR_GROUP] = s[b] & 63u;
+        mn[b * LVR_GROUP] = s[4 + b] & 63u;
+        sc[(4 + b) * LVR_GROUP] = (uint8_t)((s[8 + b] & 15u) | s[b] >> 6 << 4);
+        mn[(4 + b) * LVR_GROUP] = (uint8_t)(s[8 + b] >> 4 | s[4 + b] >> 6 << 4);
     }
 }
 
-static void pack_lane_f32(const uint8_t *row, uint32_t n_in, uint32_t lane, uint8_t *group)
+/* The 32 nibbles of block b: bytes [32 (b / 2), + 32) hold block b in their low nibbles if b is even, in the
+ * high ones if odd. */
+static void k_nibbles(const uint8_t *nibbles, uint32_t b, uint8_t ret[LVR_BLOCK])
 {
-    pack_lane_dense(row, n_in, lane, group, sizeof(float));
+    for (uint32_t i = 0; i < LVR_BLOCK; i++)
+        ret[i] = nibbles[b / 2u * LVR_BLOCK + i] >> b % 2u * 4u & 15u;
 }
 
-static void pack_lane_f16(const uint8_t *row, uint32_t n_in, uint32_t lane, uint8_t *group)
+/* block_q4_K: head[16], nibbles[128] */
+static void pack_q4_k(const uint8_t *src, uint32_t lane, uint8_t *dst)
 {
-    pack_lane_dense(row, n_in, lane, group, sizeof(uint16_t));
-}
-
-static void pack_lane_q8_0(const uint8_t *row, uint32_t n_in, uint32_t lane, uint8_t *group)
-{
-    static const uint8_t zero_block[GGUF_Q8_BLOCK] = {0};
-    for (size_t b = 0; b < n_in / LVR_BLOCK; b++) {
-        const uint8_t *src = row != NULL ? row + b * GGUF_Q8_BLOCK : zero_block;
-        uint8_t *dst = group + b * LVR_Q8_BLOCK_BYTES;
-        memcpy(dst + lane * 2u, src, 2);
-        for (uint32_t i = 0; i < LVR_BLOCK; i++) /* flipping the sign bit adds 128 */
-            dst[LVR_SCALES_BYTES + (i / 4u * LVR_GROUP + lane) * 4u + i % 4u] = src[2 + i] ^ 0x80u;
+    put_k_head(src, lane, dst);
+    for (uint32_t b = 0; b < LVR_SUPER_BLOCKS; b++) {
+        uint8_t codes[LVR_BLOCK];
+        k_nibbles(src + 16, b, codes);
+        put_low_bits(codes, lane, dst + LVR_K_HEAD_BYTES + b * LVR_NIBBLES_BYTES);
     }
 }
 
-/* GGUF's byte i holds inputs i and 16 + i, just as the packed byte does: whole quads of bytes move. */
-static void pack_lane_q4_0(const uint8_t *row, uint32_t n_in, uint32_t lane, uint8_t *group)
+/* block_q5_K: head[16], h[32], nibbles[128]; bit b of h[i] is the fifth bit of input i of block b */
+static void pack_q5_k(const uint8_t *src, uint32_t lane, uint8_t *dst)
 {
-    static const uint8_t zero_block[GGUF_Q4_BLOCK] = {0,    0,    0x88, 0x88, 0x88, 0x88, 0x88, 0x88, 0x88,
-                                                      0x88, 0x88, 0x88, 0x88, 0x88, 0x88, 0x88, 0x88, 0x88};
-    for (size_t b = 0; b < n_in / LVR_BLOCK; b++) {
-        const uint8_t *src = row != NULL ? row + b * GGUF_Q4_BLOCK : zero_block;
-        uint8_t *dst = group + b * LVR_Q4_BLOCK_BYTES;
-        memcpy(dst + lane * 2u, src, 2);
-        for (uint32_t j = 0; j < QUADS / 2u; j++)
-            memcpy(dst + LVR_SCALES_BYTES + (j * LVR_GROUP + lane) * 4u, src + 2u + j * 4u, 4);
+    const uint8_t *h = src + 16;
+    put_k_head(src, lane, dst);
+    dst += LVR_K_HEAD_BYTES;
+    for (uint32_t b = 0; b < LVR_SUPER_BLOCKS; b++, dst += LVR_NIBBLES_BYTES + LVR_HIGH_BITS_BYTES) {
+        uint8_t codes[LVR_BLOCK], fifth[4] = {0};
+        k_nibbles(src + 48, b, codes);
+        put_low_bits(codes, lane, dst);
+        for (uint32_t i = 0; i < LVR_BLOCK; i++)
+            fifth[i / 8u] |= (uint8_t)((h[i] >> b & 1u) << i % 8u);
+        put_fifth_bits(fifth, lane, dst + LVR_NIBBLES_BYTES);
     }
 }
 
-static pack_lane_fn pack_lane_of(lvr_wtype t)
+/* The 32 codes of block b of a block_q6_K: its halves of 128 inputs take 64 bytes of low[128] and 32 of
+ * high[64]; block k = b % 4 of a half has the nibbles of bytes [32 (k % 2), + 32), the low ones if k < 2, and
+ * bits 2k, 2k + 1 of each high byte. */
+static void q6_k_codes(const uint8_t *src, uint32_t b, uint8_t ret[LVR_BLOCK])
 {
-    switch (t) {
-    case LVR_F32:
-        return pack_lane_f32;
-    case LVR_F16:
-        return pack_lane_f16;
-    case LVR_Q4_0:
-        return pack_lane_q4_0;
-    case LVR_Q8_0:
-        return pack_lane_q8_0;
-    }
-    return NULL;
+    const uint32_t k = b % 4u;
+    const uint8_t *low = src + b / 4u * 64u + k % 2u * LVR_BLOCK, *high = src + 128 + b / 4u * LVR_BLOCK;
+    for (uint32_t i = 0; i < LVR_BLOCK; i++)
+        ret[i] = (uint8_t)((low[i] >> k / 2u * 4u & 15u) | (high[i] >> 2u * k & 3u) << 4);
 }
+
+/* block_q6_K: low[128], high[64], s8 scales[16] (of 16 inputs each), f16 d */
+static void pack_q6_k(const uint8_t *src, uint32_t lane, uint8_t *dst)
+{
+    put_half(src + 208, lane, dst);
+    for (uint32_t i = 0; i < 2u * LVR_SUPER_BLOCKS; i++)
+        dst[LVR_SCALES_BYTES + i * LVR_GROUP + lane] = src[192 + i];
+    dst += LVR_Q6_K_HEAD_BYTES;
+    for (uint32_t b = 0; b < LVR_SUPER_BLOCKS; b++, dst += LVR_Q6_K_BLOCK_BYTES) {
+        uint8_t codes[LVR_BLOCK];
+        uint8_t *high = dst + LVR_NIBBLES_BYTES + lane * 4u;
+        q6_k_codes(src, b, codes);
+        put_low_bits(codes, lane, dst);
+        for (uint32_t i = 0; i < 8; i++) /* inputs i, 8 + i, 16 + i and 24 + i share a byte */
+            high[i / 4u * QUAD_BYTES + i % 4u] = (uint8_t)(codes[i] >> 4 | codes[8 + i] >> 4 << 2 |
+                                                           codes[16 + i] >> 4 << 4 | codes[24 + i] >> 4 << 6);
+    }
+}
+
+/* ---- whole matrices ---- */
+
+typedef void (*pack_fn)(const uint8_t *src, uint32_t lane, uint8_t *dst);
+
+static const pack_fn pack_of[LVR_WTYPE_SLOTS] = {
+    [LVR_F32] = pack_f32,   [LVR_F16] = pack_f16,   [LVR_BF16] = pack_f16,  [LVR_Q4_0] = pack_q4_0,
+    [LVR_Q4_1] = pack_q4_1, [LVR_Q5_0] = pack_q5_0, [LVR_Q5_1] = pack_q5_1, [LVR_Q8_0] = pack_q8_0,
+    [LVR_Q4_K] = pack_q4_k, [LVR_Q5_K] = pack_q5_k, [LVR_Q6_K] = pack_q6_k,
+};
 
 void lvr_pack_matrix(lvr_wtype t, uint32_t n_out, uint32_t n_in, const void *gguf_rows, uint8_t *dst)
 {
-    const pack_lane_fn pack_lane = pack_lane_of(t);
-    const uint64_t row_bytes = lvr_wtype_row_bytes(t, n_in);
-    const uint64_t group_bytes = lvr_group_bytes(t, n_in);
-    if (pack_lane == NULL || row_bytes == 0)
+    if (lvr_wtype_row_bytes(t, n_in) == 0)
         return;
-    const uint8_t *rows = gguf_rows;
-    for (uint64_t o = 0; o < (uint64_t)lvr_group_count(n_out) * LVR_GROUP; o++)
-        pack_lane(o < n_out ? rows + o * row_bytes : NULL, n_in, o % LVR_GROUP,
-                  dst + o / LVR_GROUP * group_bytes);
-}
-
-static float load_scale(const uint8_t *block, uint32_t lane)
-{
-    uint16_t h;
-    memcpy(&h, block + lane * 2u, sizeof h);
-    return lvr_f16_to_f32(h);
-}
-
-static void row_f32(const uint8_t *group, uint32_t n_in, uint32_t lane, float *ret)
-{
-    for (size_t i = 0; i < n_in; i++)
-        memcpy(&ret[i], group + (i * LVR_GROUP + lane) * sizeof(float), sizeof(float));
-}
-
-static void row_f16(const uint8_t *group, uint32_t n_in, uint32_t lane, float *ret)
-{
-    for (size_t i = 0; i < n_in; i++) {
-        uint16_t h;
-        memcpy(&h, group + (i * LVR_GROUP + lane) * sizeof h, sizeof h);
-        ret[i] = lvr_f16_to_f32(h);
+    const size_t n_units = n_in / lvr_wtype_inputs(t);
+    const size_t unit_bytes = lvr_wtype_row_bytes(t, lvr_wtype_inputs(t));
+    const size_t packed_bytes = lvr_group_bytes(t, lvr_wtype_inputs(t));
+    if (n_out % LVR_GROUP != 0) /* padding rows: every bit 0 */
+        memset(dst + n_out / LVR_GROUP * n_units * packed_bytes, 0, n_units * packed_bytes);
+    for (size_t o = 0; o < n_out; o++) {
+        const uint8_t *row = (const uint8_t *)gguf_rows + o * n_units * unit_bytes;
+        uint8_t *group = dst + o / LVR_GROUP * n_units * packed_bytes;
+        for (size_t u = 0; u < n_units; u++)
+            pack_of[t](row + u * unit_bytes, o % LVR_GROUP, group + u * packed_bytes);
     }
 }
 
-static void row_q4_0(const uint8_t *group, uint32_t n_in, uint32_t lane, float *ret)
-{
-    for (size_t b = 0; b < n_in / LVR_BLOCK; b++) {
-        const uint8_t *block = group + b * LVR_Q4_BLOCK_BYTES;
-        const float d = load_scale(block, lane);
-        float *dst = ret + b * LVR_BLOCK;
-        for (uint32_t i = 0; i < LVR_BLOCK / 2u; i++) {
-            const int code = block[LVR_SCALES_BYTES + (i / 4u * LVR_GROUP + lane) * 4u + i % 4u];
-            dst[i] = d * (float)((code & 15) - LVR_Q4_BIAS);
-            dst[i + LVR_BLOCK / 2u] = d * (float)((code >> 4) - LVR_Q4_BIAS);
-        }
-    }
-}
+static const lvr_unpacking unpackings[LVR_WTYPE_SLOTS] = LVR_UNPACKINGS;
 
-static void row_q8_0(const uint8_t *group, uint32_t n_in, uint32_t lane, float *ret)
+/* One output of a block. */
+static void row_of_block(const lvr_block *w, int bias, uint32_t lane, float ret[LVR_BLOCK])
 {
-    for (size_t b = 0; b < n_in / LVR_BLOCK; b++) {
-        const uint8_t *block = group + b * LVR_Q8_BLOCK_BYTES;
-        const float d = load_scale(block, lane);
-        for (uint32_t i = 0; i < LVR_BLOCK; i++) {
-            const int code = block[LVR_SCALES_BYTES + (i / 4u * LVR_GROUP + lane) * 4u + i % 4u];
-            ret[b * LVR_BLOCK + i] = d * (float)(code - LVR_Q8_BIAS);
-        }
+    const float d = lvr_scale(w->d, lane);
+    const float min = w->m != NULL ? lvr_scale(w->m, lane) * (float)w->mn[lane] : 0.0f;
+    for (uint32_t i = 0; i < LVR_BLOCK; i++) {
+        const float scaled = d * (float)w->sc[i / (LVR_BLOCK / 2u)][lane];
+        ret[i] = scaled * (float)(w->code[i / 4u][lane][i % 4u] - bias);
+        if (w->m != NULL)
+            ret[i] += min;
     }
 }
 
@@ -138,18 +216,14 @@ void lvr_packed_row(const lvr_matrix *m, uint32_t row, float *ret_row)
 {
     const uint8_t *group = m->data + row / LVR_GROUP * lvr_group_bytes(m->type, m->n_in);
     const uint32_t lane = row % LVR_GROUP;
-    switch (m->type) {
-    case LVR_F32:
-        row_f32(group, m->n_in, lane, ret_row);
+    if (!lvr_wtype_quantised(m->type)) {
+        for (size_t i = 0; i < m->n_in; i++)
+            ret_row[i] = lvr_dense_weight(m->type, group, i * LVR_GROUP + lane);
         return;
-    case LVR_F16:
-        row_f16(group, m->n_in, lane, ret_row);
-        return;
-    case LVR_Q4_0:
-        row_q4_0(group, m->n_in, lane, ret_row);
-        return;
-    case LVR_Q8_0:
-        row_q8_0(group, m->n_in, lane, ret_row);
-        return;
+    }
+    for (size_t b = 0; b < m->n_in / LVR_BLOCK; b++) {
+        lvr_block w;
+        unpackings[m->type].block(group, b, &w);
+        row_of_block(&w, unpackings[m->type].bias, lane, ret_row + b * LVR_BLOCK);
     }
 }

@@ -2,7 +2,7 @@
  * The C reference: the definition of the arithmetic contract (kernels.h). Written to be read; every other
  * level is compared to it bit for bit.
  */
-#include "engine/kernels/levels.h"
+#include "engine/kernels/unpack.h"
 
 #include <math.h>
 
@@ -178,108 +178,60 @@ static void ref_quantize_row(const float *x, uint32_t n_in, int8_t *q, float *d,
 
 /* ---- matrix products: one row of activations times one group of 16 outputs ---- */
 
-typedef void (*group_fn)(const uint8_t *group, const lvr_acts *a, uint32_t row, float acc[LVR_GROUP]);
+static const lvr_unpacking unpackings[LVR_WTYPE_SLOTS] = LVR_UNPACKINGS;
 
-/* acc[o] = fmaf(isum[o], dw[o] * da, acc[o]) */
-static void accumulate_block(const uint8_t *scales, const int32_t isum[LVR_GROUP], float da,
-                             float acc[LVR_GROUP])
+static void dot_block(const lvr_block *w, int bias, const int8_t *q, float da, float acc[LVR_GROUP])
 {
     for (uint32_t o = 0; o < LVR_GROUP; o++) {
-        uint16_t h;
-        memcpy(&h, scales + o * 2u, sizeof h);
-        acc[o] = fmaf((float)isum[o], lvr_f16_to_f32(h) * da, acc[o]);
-    }
-}
-
-static void group_q8_0(const uint8_t *group, const lvr_acts *a, uint32_t row, float acc[LVR_GROUP])
-{
-    const size_t n_blocks = a->n_in / LVR_BLOCK;
-    for (size_t b = 0; b < n_blocks; b++) {
-        const uint8_t *block = group + b * LVR_Q8_BLOCK_BYTES;
-        const uint8_t *code = block + LVR_SCALES_BYTES;
-        const int8_t *q = a->q + (size_t)row * a->n_in + b * LVR_BLOCK;
-        int32_t isum[LVR_GROUP] = {0};
-        for (uint32_t i = 0; i < LVR_BLOCK; i++)
-            for (uint32_t o = 0; o < LVR_GROUP; o++)
-                isum[o] += (code[(i / 4u * LVR_GROUP + o) * 4u + i % 4u] - LVR_Q8_BIAS) * q[i];
-        accumulate_block(block, isum, a->d[row * n_blocks + b], acc);
-    }
-}
-
-static void group_q4_0(const uint8_t *group, const lvr_acts *a, uint32_t row, float acc[LVR_GROUP])
-{
-    const size_t n_blocks = a->n_in / LVR_BLOCK;
-    for (size_t b = 0; b < n_blocks; b++) {
-        const uint8_t *block = group + b * LVR_Q4_BLOCK_BYTES;
-        const uint8_t *codes = block + LVR_SCALES_BYTES;
-        const int8_t *q = a->q + (size_t)row * a->n_in + b * LVR_BLOCK;
-        int32_t isum[LVR_GROUP] = {0};
-        for (uint32_t i = 0; i < LVR_BLOCK / 2u; i++)
-            for (uint32_t o = 0; o < LVR_GROUP; o++) {
-                const int code = codes[(i / 4u * LVR_GROUP + o) * 4u + i % 4u];
-                isum[o] +=
-                    ((code & 15) - LVR_Q4_BIAS) * q[i] + ((code >> 4) - LVR_Q4_BIAS) * q[i + LVR_BLOCK / 2u];
+        int32_t isum = 0, qsum = 0;
+        for (uint32_t half = 0; half < 2; half++) {
+            int32_t sum = 0;
+            for (uint32_t i = half * LVR_BLOCK / 2u; i < (half + 1) * LVR_BLOCK / 2u; i++) {
+                sum += (w->code[i / 4u][o][i % 4u] - bias) * q[i];
+                qsum += q[i];
             }
-        accumulate_block(block, isum, a->d[row * n_blocks + b], acc);
+            isum += w->sc[half][o] * sum;
+        }
+        acc[o] = fmaf((float)isum, lvr_scale(w->d, o) * da, acc[o]);
+        if (w->m != NULL)
+            acc[o] = fmaf((float)(w->mn[o] * qsum), lvr_scale(w->m, o) * da, acc[o]);
     }
 }
 
-static void group_f32(const uint8_t *group, const lvr_acts *a, uint32_t row, float acc[LVR_GROUP])
+static void group_quantised(const lvr_matrix *m, const uint8_t *group, const lvr_acts *a, uint32_t row,
+                            float acc[LVR_GROUP])
+{
+    const size_t n_blocks = a->n_in / LVR_BLOCK;
+    const int8_t *q = a->q + (size_t)row * a->n_in;
+    const float *d = a->d + row * n_blocks;
+    const lvr_unpacking *unpack = &unpackings[m->type];
+    for (size_t b = 0; b < n_blocks; b++) {
+        lvr_block w;
+        unpack->block(group, b, &w);
+        dot_block(&w, unpack->bias, q + b * LVR_BLOCK, d[b], acc);
+    }
+}
+
+static void group_dense(const lvr_matrix *m, const uint8_t *group, const lvr_acts *a, uint32_t row,
+                        float acc[LVR_GROUP])
 {
     const float *x = a->x + (size_t)row * a->n_in;
-    for (size_t i = 0; i < a->n_in; i++) {
-        float w[LVR_GROUP];
-        memcpy(w, group + i * sizeof w, sizeof w);
+    for (size_t i = 0; i < a->n_in; i++)
         for (uint32_t o = 0; o < LVR_GROUP; o++)
-            acc[o] = fmaf(w[o], x[i], acc[o]);
-    }
+            acc[o] = fmaf(lvr_dense_weight(m->type, group, i * LVR_GROUP + o), x[i], acc[o]);
 }
 
-static void group_f16(const uint8_t *group, const lvr_acts *a, uint32_t row, float acc[LVR_GROUP])
-{
-    const float *x = a->x + (size_t)row * a->n_in;
-    for (size_t i = 0; i < a->n_in; i++) {
-        uint16_t w[LVR_GROUP];
-        memcpy(w, group + i * sizeof w, sizeof w);
-        for (uint32_t o = 0; o < LVR_GROUP; o++)
-            acc[o] = fmaf(lvr_f16_to_f32(w[o]), x[i], acc[o]);
-    }
-}
-
-static void matmul(const lvr_matrix *m, const lvr_acts *a, uint32_t begin, uint32_t end, float *out,
-                   size_t stride, group_fn fn)
+static void ref_matmul(const lvr_matrix *m, const lvr_acts *a, uint32_t begin, uint32_t end, float *out,
+                       size_t stride)
 {
     const uint64_t group_bytes = lvr_group_bytes(m->type, m->n_in);
+    const bool quantised = lvr_wtype_quantised(m->type);
     for (uint32_t g = begin; g < end; g++)
         for (uint32_t r = 0; r < a->n_rows; r++) {
             float acc[LVR_GROUP] = {0};
-            fn(m->data + g * group_bytes, a, r, acc);
+            (quantised ? group_quantised : group_dense)(m, m->data + g * group_bytes, a, r, acc);
             memcpy(out + r * stride + (size_t)g * LVR_GROUP, acc, lvr_group_width(m, g) * sizeof(float));
         }
-}
-
-static void ref_matmul_f32(const lvr_matrix *m, const lvr_acts *a, uint32_t begin, uint32_t end, float *out,
-                           size_t stride)
-{
-    matmul(m, a, begin, end, out, stride, group_f32);
-}
-
-static void ref_matmul_f16(const lvr_matrix *m, const lvr_acts *a, uint32_t begin, uint32_t end, float *out,
-                           size_t stride)
-{
-    matmul(m, a, begin, end, out, stride, group_f16);
-}
-
-static void ref_matmul_q4_0(const lvr_matrix *m, const lvr_acts *a, uint32_t begin, uint32_t end, float *out,
-                            size_t stride)
-{
-    matmul(m, a, begin, end, out, stride, group_q4_0);
-}
-
-static void ref_matmul_q8_0(const lvr_matrix *m, const lvr_acts *a, uint32_t begin, uint32_t end, float *out,
-                            size_t stride)
-{
-    matmul(m, a, begin, end, out, stride, group_q8_0);
 }
 
 /* ---- the rest of a layer ---- */
@@ -345,10 +297,6 @@ void lvr_kernels_init_c(lvr_kernels *k)
     *k = (lvr_kernels){
         .level = LVR_CPU_C,
         .quantize_row = ref_quantize_row,
-        .matmul[LVR_F32] = ref_matmul_f32,
-        .matmul[LVR_F16] = ref_matmul_f16,
-        .matmul[LVR_Q4_0] = ref_matmul_q4_0,
-        .matmul[LVR_Q8_0] = ref_matmul_q8_0,
         .rmsnorm = ref_rmsnorm,
         .silu_mul = ref_silu_mul,
         .add = ref_add,
@@ -359,4 +307,7 @@ void lvr_kernels_init_c(lvr_kernels *k)
         .softmax_exp = ref_softmax_exp,
         .max = ref_max,
     };
+    for (unsigned t = 0; t < LVR_WTYPE_SLOTS; t++)
+        if (lvr_wtype_name((lvr_wtype)t) != NULL)
+            k->matmul[t] = ref_matmul;
 }

@@ -387,6 +387,7 @@ static void avx2_attention(const float *q, const uint16_t *const *k, const uint1
 void lvr_kernels_init_avx2(lvr_kernels *k)
 {
     lvr_kernels_init_avx2_matmul(k);
+    lvr_kernels_init_avx2_dense(k);
     k->quantize_row = avx2_quantize_row;
     k->rmsnorm = avx2_rmsnorm;
     k->silu_mul = avx2_silu_mul;

@@ -1,301 +1,486 @@
 /*
- * AVX2 matrix products. The unit of work is a tile: up to MAX_ROWS rows of activations times one group of 16
- * outputs, whose sums live in registers for the whole of n_in. A group's weights (at most a few hundred KiB)
- * come from memory for the first tile of rows and from L1 or L2 for the others, and are unpacked once per
- * tile.
+ * AVX2 products of quantised matrices. The unit of work is a tile: up to MAX_ROWS rows of activations times
+ * one group of 16 outputs, whose sums live in registers. A group (at most a few hundred KiB) comes from
+ * memory for the first tile of rows and from L1 or L2 for the others. Codes of four and eight bits unpack in
+ * so few instructions that every tile does it in registers; those of five and six bits are unpacked once,
+ * into L1, a panel (8 blocks) at a time, if there are more rows than a tile takes.
  *
- * Exactness. VPMADDUBSW (u8 x s8, pairs summed into s16) saturates: 2 * 255 * 127 > 32767, so Q8_0 codes are
- * split into even and odd bytes, widened, and multiplied by VPMADDWD into 32 bits. Q4_0 codes are at most 15,
- * so VPMADDUBSW is exact, and even the sum over a whole block fits 16 bits: 8 * 2 * 15 * 127 = 30480. The
- * codes' bias is taken off per block: sum((code - bias) q) = sum(code q) - bias sum(q): one VPMADDWD on
- * the pair of half-block sums.
+ * Exactness. VPMADDUBSW (u8 x s8, pairs summed into s16) saturates and VPADDW wraps, so it matters what fits:
+ *   4 bits  the products of all eight quads of a block: 8 * 2 * 15 * 127 = 30480
+ *   5, 6    of two quads: 2 * 2 * 63 * 127 = 32004
+ *   8       of one, by magnitude: |w| times q with the sign of w: 2 * 128 * 127 = 32512
+ * VPMADDWD with the scales, or ones, makes the sums 32 bits wide. The bias of codes of four to six bits is
+ * taken off per block: sum((code - bias) q) = sum(code q) - bias sum(q).
  */
 #include "engine/kernels/levels.h"
 
 #include <immintrin.h>
 
-#define MAX_ROWS 4u
+#define MAX_ROWS 4u    /* of a tile */
+#define CHUNK_ROWS 64u /* whose sums wait in L1 between panels */
+#define PANEL_BLOCKS LVR_SUPER_BLOCKS
+#define AHEAD 2048u /* bytes */
 #define QUADS (LVR_BLOCK / 4u)
 /* An integer sum that stays as written and in its register: left to itself gcc reassociates the sums of a
  * block, runs out of registers and keeps them in memory, at half the speed. Costs no instruction. */
 #define KEEP(v) __asm__("" : "+x"(v))
 #define INLINE static inline __attribute__((always_inline))
 
-/* sums: row r's 16 outputs at [2r], [2r + 1]. */
-typedef void (*tile_fn)(const uint8_t *group, const lvr_acts *a, uint32_t row, __m256 *sums);
+/* A type: how its codes are stored, and where the parts of a group are (kernels.h). Constant wherever it is
+ * used: what does not apply to a type costs it nothing. */
+typedef struct traits {
+    unsigned bits;      /* of a code */
+    size_t unit_bytes;  /* of 16 outputs: of a block, or a super-block */
+    size_t unit_blocks; /* 1 or 8 */
+    size_t m, sc, mn;   /* offsets in the unit; 0: none; f16 d[16] is at 0 */
+    size_t q;           /* offset of the first block's codes */
+    size_t q_bytes;     /* from one block's codes to the next's */
+    int bias;
+} traits;
+
+#define Q4_0_TRAITS                                                                                          \
+    {                                                                                                        \
+        .bits = 4, .unit_bytes = LVR_Q4_BLOCK_BYTES, .unit_blocks = 1, .q = 32, .bias = 8                    \
+    }
+#define Q4_1_TRAITS                                                                                          \
+    {                                                                                                        \
+        .bits = 4, .unit_bytes = LVR_Q4_1_BLOCK_BYTES, .unit_blocks = 1, .m = 32, .q = 64                    \
+    }
+#define Q5_0_TRAITS                                                                                          \
+    {                                                                                                        \
+        .bits = 5, .unit_bytes = LVR_Q5_0_BLOCK_BYTES, .unit_blocks = 1, .q = 32, .bias = 16                 \
+    }
+#define Q5_1_TRAITS                                                                                          \
+    {                                                                                                        \
+        .bits = 5, .unit_bytes = LVR_Q5_1_BLOCK_BYTES, .unit_blocks = 1, .m = 32, .q = 64                    \
+    }
+#define Q8_0_TRAITS                                                                                          \
+    {                                                                                                        \
+        .bits = 8, .unit_bytes = LVR_Q8_BLOCK_BYTES, .unit_blocks = 1, .q = 32, .bias = 128                  \
+    }
+#define K_HEAD .unit_blocks = LVR_SUPER_BLOCKS, .m = 32, .sc = 64, .mn = 192, .q = LVR_K_HEAD_BYTES
+#define Q4_K_TRAITS                                                                                          \
+    {                                                                                                        \
+        .bits = 4, .unit_bytes = LVR_Q4_K_SUPER_BYTES, K_HEAD, .q_bytes = LVR_NIBBLES_BYTES                  \
+    }
+#define Q5_K_TRAITS                                                                                          \
+    {                                                                                                        \
+        .bits = 5, .unit_bytes = LVR_Q5_K_SUPER_BYTES, K_HEAD,                                               \
+        .q_bytes = LVR_NIBBLES_BYTES + LVR_HIGH_BITS_BYTES                                                   \
+    }
+#define Q6_K_TRAITS                                                                                          \
+    {                                                                                                        \
+        .bits = 6, .unit_bytes = LVR_Q6_K_SUPER_BYTES, .unit_blocks = LVR_SUPER_BLOCKS, .sc = 32,            \
+        .q = LVR_Q6_K_HEAD_BYTES, .q_bytes = LVR_Q6_K_BLOCK_BYTES, .bias = 32                                \
+    }
+
+/* A block as it lies in its group. */
+typedef struct packed {
+    const uint8_t *d, *m, *sc, *mn, *q;
+} packed;
+
+/* A block unpacked. */
+typedef struct panel_block {
+    _Alignas(64) uint8_t code[QUADS][2][32]; /* of quad j, outputs 0 to 7 and 8 to 15 */
+    float d[2][8], m[2][8];
+    int16_t sc[2][2][16]; /* [half of the inputs][half of the outputs]: each scale twice */
+    int16_t mn[2][16];    /* factors of the two half sums of q */
+} panel_block;
+
+/* Either of the two; which, is known wherever this is inlined. */
+typedef struct block {
+    packed at;
+    const panel_block *panel;
+} block;
 
 INLINE __m256i load_si256(const void *p)
 {
     return _mm256_loadu_si256((const __m256i *)p);
 }
 
-INLINE __m256 load_half8(const uint8_t *p)
+INLINE void store_si256(void *p, __m256i v)
 {
-    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
+    _mm256_store_si256((__m256i *)p, v);
 }
 
-INLINE __m256i broadcast_quad(const int8_t *q)
+/* 8 bytes, each to 32 bits */
+INLINE __m256i load_8_bytes(const uint8_t *p, bool is_signed)
+{
+    const __m128i v = _mm_loadl_epi64((const __m128i *)(const void *)p);
+    return is_signed ? _mm256_cvtepi8_epi32(v) : _mm256_cvtepu8_epi32(v);
+}
+
+INLINE __m256i broadcast_32(const void *p)
 {
     int32_t v;
-    memcpy(&v, q, sizeof v);
+    memcpy(&v, p, sizeof v);
     return _mm256_set1_epi32(v);
 }
 
-/* The block's two half sums, in every 32-bit lane. */
-INLINE __m256i broadcast_pair(const int16_t *hsum, size_t block)
+INLINE __m256i keep(__m256i v)
 {
-    int32_t v;
-    memcpy(&v, hsum + 2u * block, sizeof v);
-    return _mm256_set1_epi32(v);
+    KEEP(v);
+    return v;
 }
 
-/* acc = fmaf(isum, dw * da, acc) for 8 outputs */
-INLINE __m256 scale_block(__m256i isum, __m256 dw, __m256 da, __m256 acc)
+INLINE packed locate(const uint8_t *group, size_t b, const traits t)
 {
-    return _mm256_fmadd_ps(_mm256_cvtepi32_ps(isum), _mm256_mul_ps(dw, da), acc);
+    const uint8_t *unit = group + b / t.unit_blocks * t.unit_bytes;
+    const size_t i = b % t.unit_blocks;
+    const size_t sc_bytes = t.bits == 6 ? 2u * LVR_GROUP : LVR_GROUP;
+    return (packed){.d = unit,
+                    .m = unit + t.m,
+                    .sc = unit + t.sc + i * sc_bytes,
+                    .mn = unit + t.mn + i * LVR_GROUP,
+                    .q = unit + t.q + i * t.q_bytes};
 }
 
-/* acc + the 8 sums of two 16-bit products */
-INLINE __m256i add_madd(__m256i acc, __m256i w, __m256i q)
+/* As many bytes as block b has, AHEAD of it (past a group is the next one; past the last, prefetching harms
+ * nothing): the hardware's own prefetching pauses at the end of each page. */
+INLINE void prefetch_ahead(const uint8_t *group, size_t b, const traits t)
 {
-    acc = _mm256_add_epi32(acc, _mm256_madd_epi16(w, q));
-    KEEP(acc);
-    return acc;
+    const size_t bytes = t.unit_bytes / t.unit_blocks;
+    const char *ahead = (const char *)group + b * bytes + AHEAD;
+    for (size_t at = 0; at < bytes; at += 64)
+        _mm_prefetch(ahead + at, _MM_HINT_T0);
 }
 
-/* acc + the 16 sums of two products u8 x s8, which must not saturate */
-INLINE __m256i add_maddubs(__m256i acc, __m256i w, __m256i q)
+/* ---- the parts of a block; h: half of the outputs ---- */
+
+/* Bits 4 j to 4 j + 3 of each word become bit 4 of the codes of quad j. */
+INLINE __m256i fifth_bits(const uint8_t *words, unsigned j)
 {
-    acc = _mm256_add_epi16(acc, _mm256_maddubs_epi16(w, q));
-    KEEP(acc);
-    return acc;
+    const __m256i each = _mm256_set1_epi32((int)0x80402010u);
+    const __m256i bytes =
+        _mm256_set_epi64x(0x0c0c0c0c08080808, 0x0404040400000000, 0x0c0c0c0c08080808, 0x0404040400000000);
+    const __m256i w = load_si256(words), at = _mm256_add_epi8(bytes, _mm256_set1_epi8((char)(j / 2u)));
+    const __m256i four = _mm256_shuffle_epi8(j % 2u != 0 ? w : _mm256_slli_epi32(w, 4), at);
+    return _mm256_min_epu8(_mm256_and_si256(four, each), _mm256_set1_epi8(16));
 }
 
-/* ---- Q8_0 ---- */
-
-/* The block's activations as 16-bit pairs to broadcast: of quad j, inputs 0 and 2 at [j], inputs 1 and 3 at
- * [8 + j]. */
-INLINE void widen_block(const int8_t *q, int32_t ret_pairs[2 * QUADS])
+/* Bits 4 and 5 of the codes of quad j, from a byte shared by four quads. */
+INLINE __m256i upper_bits(const uint8_t *bytes, unsigned j)
 {
-    const __m256i v = load_si256(q);
-    _mm256_store_si256((__m256i *)(void *)ret_pairs, _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8));
-    _mm256_store_si256((__m256i *)(void *)(ret_pairs + QUADS), _mm256_srai_epi16(v, 8));
+    const __m256i v = load_si256(bytes);
+    const __m256i shifted = j / 2u == 0   ? _mm256_slli_epi16(v, 4)
+                            : j / 2u == 1 ? _mm256_slli_epi16(v, 2)
+                            : j / 2u == 2 ? v
+                                          : _mm256_srli_epi16(v, 2);
+    return _mm256_and_si256(shifted, _mm256_set1_epi8(0x30));
 }
 
-INLINE void widen_rows(const int8_t *q, size_t stride, int32_t ret_pairs[][2 * QUADS], const unsigned n_rows)
+INLINE __m256i code_of(const block *w, unsigned j, unsigned h, const traits t)
 {
-    for (unsigned r = 0; r < n_rows; r++)
-        widen_block(q + r * stride, ret_pairs[r]);
+    if (w->panel != NULL)
+        return load_si256(w->panel->code[j][h]);
+    const uint8_t *q = w->at.q + 32u * h, *high = q + LVR_NIBBLES_BYTES;
+    const __m256i v = load_si256(q + 64u * (j % 4u));
+    const __m256i nibbles = _mm256_and_si256(j < 4 ? v : _mm256_srli_epi16(v, 4), _mm256_set1_epi8(15));
+    if (t.bits == 5)
+        return _mm256_or_si256(nibbles, fifth_bits(high, j));
+    if (t.bits == 6)
+        return _mm256_or_si256(nibbles, upper_bits(high + 64u * (j % 2u), j));
+    return nibbles;
 }
 
-INLINE void q8_0_tile(const uint8_t *group, const lvr_acts *a, uint32_t row, __m256 *sums,
+INLINE __m256 floats_of(const uint8_t *halves, unsigned h)
+{
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(halves + 16u * h)));
+}
+
+INLINE __m256 d_of(const block *w, unsigned h)
+{
+    return w->panel != NULL ? _mm256_load_ps(w->panel->d[h]) : floats_of(w->at.d, h);
+}
+
+INLINE __m256 m_of(const block *w, unsigned h)
+{
+    return w->panel != NULL ? _mm256_load_ps(w->panel->m[h]) : floats_of(w->at.m, h);
+}
+
+/* What multiplies pairs of 16-bit sums over inputs of half `i`. */
+INLINE __m256i scale_of(const block *w, unsigned i, unsigned h, const traits t)
+{
+    if (t.sc == 0)
+        return _mm256_set1_epi16(1);
+    if (w->panel != NULL)
+        return load_si256(w->panel->sc[i][h]);
+    const __m256i s = load_8_bytes(w->at.sc + (t.bits == 6 ? LVR_GROUP * i : 0) + 8u * h, t.bits == 6);
+    return _mm256_blend_epi16(s, _mm256_slli_epi32(s, 16), 0xaa);
+}
+
+/* What multiplies the two half sums of q: the minimum, if the type has one, else the bias times the scales.
+ */
+INLINE __m256i sum_factors_of(const block *w, unsigned h, const traits t)
+{
+    if (t.sc == 0)
+        return _mm256_set1_epi16((int16_t)(t.m != 0 ? 1 : t.bias));
+    if (w->panel != NULL)
+        return load_si256(w->panel->mn[h]);
+    if (t.bits == 6) {
+        const __m256i first = load_8_bytes(w->at.sc + 8u * h, true);
+        const __m256i last = _mm256_slli_epi32(load_8_bytes(w->at.sc + LVR_GROUP + 8u * h, true), 16);
+        return _mm256_mullo_epi16(_mm256_blend_epi16(first, last, 0xaa), _mm256_set1_epi16((int16_t)t.bias));
+    }
+    const __m256i mn = load_8_bytes(w->at.mn + 8u * h, false);
+    return _mm256_blend_epi16(mn, _mm256_slli_epi32(mn, 16), 0xaa);
+}
+
+INLINE void unpack(const uint8_t *group, size_t b, panel_block *ret, const traits t)
+{
+    const block w = {.at = locate(group, b, t)};
+    prefetch_ahead(group, b, t);
+    for (unsigned h = 0; h < 2; h++) {
+        _mm256_store_ps(ret->d[h], d_of(&w, h));
+        if (t.m != 0)
+            _mm256_store_ps(ret->m[h], m_of(&w, h));
+        if (t.sc == 0)
+            continue;
+        store_si256(ret->sc[0][h], scale_of(&w, 0, h, t));
+        store_si256(ret->sc[1][h], scale_of(&w, 1, h, t));
+        store_si256(ret->mn[h], sum_factors_of(&w, h, t));
+    }
+#pragma GCC unroll 8
+    for (unsigned j = 0; j < QUADS; j++)
+        for (unsigned h = 0; h < 2; h++)
+            store_si256(ret->code[j][h], code_of(&w, j, h, t));
+}
+
+/* ---- a block times the rows of a tile ---- */
+
+/* Where a tile's rows of activations are, at its first block. */
+typedef struct tile {
+    const int8_t *q;
+    const float *d;
+    const int16_t *hsum;
+    size_t n_in, n_blocks; /* from row to row */
+} tile;
+
+INLINE void deep_sums(const block *w, const int8_t *q, size_t stride, __m256i (*isum)[2], const traits t,
                       const unsigned n_rows)
 {
-    const size_t n_blocks = a->n_in / LVR_BLOCK;
-    const int8_t *q = a->q + (size_t)row * a->n_in;
-    const float *d = a->d + row * n_blocks;
-    const int16_t *hsum = a->hsum + row * n_blocks * 2u;
-    const __m256i low_bytes = _mm256_set1_epi16(0xff);
-    const __m256i minus_bias = _mm256_set1_epi16(-LVR_Q8_BIAS);
+#pragma GCC unroll 8
+    for (unsigned i = 0; i < QUADS; i++) {
+        const unsigned j = i / 2u + i % 2u * 4u; /* quads 0, 4, 1, 5...: two share a byte */
+        const __m256i w0 = code_of(w, j, 0, t), w1 = code_of(w, j, 1, t);
+        for (unsigned r = 0; r < n_rows; r++) {
+            const __m256i a = broadcast_32(q + r * stride + 4u * j);
+            const __m256i p0 = _mm256_maddubs_epi16(w0, a), p1 = _mm256_maddubs_epi16(w1, a);
+            isum[r][0] = keep(i == 0 ? p0 : _mm256_add_epi16(isum[r][0], p0));
+            isum[r][1] = keep(i == 0 ? p1 : _mm256_add_epi16(isum[r][1], p1));
+        }
+    }
+    for (unsigned h = 0; h < 2; h++) {
+        const __m256i scale = scale_of(w, 0, h, t);
+        for (unsigned r = 0; r < n_rows; r++)
+            isum[r][h] = _mm256_madd_epi16(isum[r][h], scale);
+    }
+}
+
+INLINE void shallow_sums(const block *w, const int8_t *q, size_t stride, __m256i (*isum)[2], const traits t,
+                         const unsigned n_rows)
+{
+#pragma GCC unroll 4
+    for (unsigned j = 0; j < QUADS; j += 2) {
+        const __m256i w00 = code_of(w, j, 0, t), w01 = code_of(w, j, 1, t);
+        const __m256i w10 = code_of(w, j + 1, 0, t), w11 = code_of(w, j + 1, 1, t);
+        const __m256i scale0 = scale_of(w, j / 4u, 0, t), scale1 = scale_of(w, j / 4u, 1, t);
+        for (unsigned r = 0; r < n_rows; r++) {
+            const __m256i a0 = broadcast_32(q + r * stride + 4u * j);
+            const __m256i a1 = broadcast_32(q + r * stride + 4u * j + 4u);
+            const __m256i p0 =
+                keep(_mm256_add_epi16(_mm256_maddubs_epi16(w00, a0), _mm256_maddubs_epi16(w10, a1)));
+            const __m256i p1 =
+                keep(_mm256_add_epi16(_mm256_maddubs_epi16(w01, a0), _mm256_maddubs_epi16(w11, a1)));
+            const __m256i s0 = _mm256_madd_epi16(p0, scale0), s1 = _mm256_madd_epi16(p1, scale1);
+            isum[r][0] = keep(j == 0 ? s0 : _mm256_add_epi32(isum[r][0], s0));
+            isum[r][1] = keep(j == 0 ? s1 : _mm256_add_epi32(isum[r][1], s1));
+        }
+    }
+}
+
+INLINE void wide_sums(const block *w, const int8_t *q, size_t stride, __m256i (*isum)[2], const traits t,
+                      const unsigned n_rows)
+{
+    const __m256i ones = _mm256_set1_epi16(1), bias = _mm256_set1_epi8((char)t.bias);
+#pragma GCC unroll 8
+    for (unsigned j = 0; j < QUADS; j++) {
+        const __m256i w0 = _mm256_xor_si256(load_si256(w->at.q + 64u * j), bias);
+        const __m256i w1 = _mm256_xor_si256(load_si256(w->at.q + 64u * j + 32u), bias);
+        const __m256i m0 = _mm256_abs_epi8(w0), m1 = _mm256_abs_epi8(w1);
+        for (unsigned r = 0; r < n_rows; r++) {
+            const __m256i a = broadcast_32(q + r * stride + 4u * j);
+            const __m256i p0 = _mm256_madd_epi16(_mm256_maddubs_epi16(m0, _mm256_sign_epi8(a, w0)), ones);
+            const __m256i p1 = _mm256_madd_epi16(_mm256_maddubs_epi16(m1, _mm256_sign_epi8(a, w1)), ones);
+            isum[r][0] = keep(j == 0 ? p0 : _mm256_add_epi32(isum[r][0], p0));
+            isum[r][1] = keep(j == 0 ? p1 : _mm256_add_epi32(isum[r][1], p1));
+        }
+    }
+}
+
+/* acc = fmaf(isum, d * da, acc), then the same with the minimum */
+INLINE void add_block(const block *w, const tile *a, size_t b, __m256i (*isum)[2], __m256 (*acc)[2],
+                      const traits t, const unsigned n_rows)
+{
+    const bool biased = t.bias != 0 && t.bits != 8;
+    const __m256 d[2] = {d_of(w, 0), d_of(w, 1)};
+    for (unsigned r = 0; r < n_rows; r++) {
+        const __m256 da = _mm256_set1_ps(a->d[b + r * a->n_blocks]);
+        const __m256i hsum = broadcast_32(a->hsum + 2u * (b + r * a->n_blocks));
+        for (unsigned h = 0; h < 2; h++) {
+            const __m256i sums = _mm256_madd_epi16(hsum, sum_factors_of(w, h, t));
+            const __m256i i = biased ? _mm256_sub_epi32(isum[r][h], sums) : isum[r][h];
+            acc[r][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(i), _mm256_mul_ps(d[h], da), acc[r][h]);
+            if (t.m != 0)
+                acc[r][h] =
+                    _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums), _mm256_mul_ps(m_of(w, h), da), acc[r][h]);
+        }
+    }
+}
+
+/* n blocks from block b on, of the panel that starts there or, if NULL, as packed in the group. */
+INLINE void dot_tile(const uint8_t *group, const panel_block *panel, size_t b, size_t n, const lvr_acts *acts,
+                     size_t row, float *sums, const traits t, const unsigned n_rows)
+{
+    const size_t n_blocks = acts->n_in / LVR_BLOCK;
+    const tile a = {.q = acts->q + row * acts->n_in + b * LVR_BLOCK,
+                    .d = acts->d + row * n_blocks + b,
+                    .hsum = acts->hsum + (row * n_blocks + b) * 2u,
+                    .n_in = acts->n_in,
+                    .n_blocks = n_blocks};
     __m256 acc[MAX_ROWS][2];
     for (unsigned r = 0; r < n_rows; r++)
-        acc[r][0] = acc[r][1] = _mm256_setzero_ps();
-    _Alignas(32) int32_t pairs[MAX_ROWS][2 * QUADS];
-    widen_rows(q, a->n_in, pairs, n_rows);
-    for (size_t b = 0; b < n_blocks; b++, group += LVR_Q8_BLOCK_BYTES) {
+        for (unsigned h = 0; h < 2; h++)
+            acc[r][h] = _mm256_load_ps(sums + r * LVR_GROUP + 8u * h);
+    for (size_t i = 0; i < n; i++) {
+        const block w = panel != NULL ? (block){.panel = panel + i} : (block){.at = locate(group, b + i, t)};
+        const int8_t *q = a.q + i * LVR_BLOCK;
         __m256i isum[MAX_ROWS][2];
-        for (unsigned r = 0; r < n_rows; r++)
-            isum[r][0] = isum[r][1] = _mm256_madd_epi16(broadcast_pair(hsum, r * n_blocks + b), minus_bias);
-#pragma GCC unroll 8 /* rolled, gcc 12 keeps half of the sums in memory: 15 % slower */
-        for (unsigned j = 0; j < QUADS; j++) {
-            const __m256i w0 = load_si256(group + LVR_SCALES_BYTES + j * 64u);
-            const __m256i w1 = load_si256(group + LVR_SCALES_BYTES + j * 64u + 32u);
-            const __m256i even0 = _mm256_and_si256(w0, low_bytes), odd0 = _mm256_srli_epi16(w0, 8);
-            const __m256i even1 = _mm256_and_si256(w1, low_bytes), odd1 = _mm256_srli_epi16(w1, 8);
-            for (unsigned r = 0; r < n_rows; r++) {
-                const __m256i qe = _mm256_set1_epi32(pairs[r][j]),
-                              qo = _mm256_set1_epi32(pairs[r][QUADS + j]);
-                isum[r][0] = add_madd(isum[r][0], even0, qe);
-                isum[r][1] = add_madd(isum[r][1], even1, qe);
-                isum[r][0] = add_madd(isum[r][0], odd0, qo);
-                isum[r][1] = add_madd(isum[r][1], odd1, qo);
-            }
-        }
-        /* Here, not where they are used: the stores must have left before the loads of the next round come.
-         */
-        q += LVR_BLOCK;
-        if (b + 1 < n_blocks)
-            widen_rows(q, a->n_in, pairs, n_rows);
-        const __m256 dw0 = load_half8(group), dw1 = load_half8(group + 16);
-        for (unsigned r = 0; r < n_rows; r++) {
-            const __m256 da = _mm256_set1_ps(d[r * n_blocks + b]);
-            acc[r][0] = scale_block(isum[r][0], dw0, da, acc[r][0]);
-            acc[r][1] = scale_block(isum[r][1], dw1, da, acc[r][1]);
-        }
+        if (panel == NULL && row == 0) /* the first tile brings the group from memory */
+            prefetch_ahead(group, i, t);
+        if (t.bits == 8)
+            wide_sums(&w, q, a.n_in, isum, t, n_rows);
+        else if (t.bits == 4)
+            deep_sums(&w, q, a.n_in, isum, t, n_rows);
+        else
+            shallow_sums(&w, q, a.n_in, isum, t, n_rows);
+        add_block(&w, &a, i, isum, acc, t, n_rows);
     }
-    for (unsigned r = 0; r < n_rows; r++) {
-        sums[2 * r] = acc[r][0];
-        sums[2 * r + 1] = acc[r][1];
-    }
-}
-
-/* ---- Q4_0 ---- */
-
-INLINE void q4_0_tile(const uint8_t *group, const lvr_acts *a, uint32_t row, __m256 *sums,
-                      const unsigned n_rows)
-{
-    const size_t n_blocks = a->n_in / LVR_BLOCK;
-    const int8_t *q = a->q + (size_t)row * a->n_in;
-    const float *d = a->d + row * n_blocks;
-    const int16_t *hsum = a->hsum + row * n_blocks * 2u;
-    const __m256i low_nibbles = _mm256_set1_epi8(0x0f), ones = _mm256_set1_epi16(1);
-    __m256 acc[MAX_ROWS][2];
     for (unsigned r = 0; r < n_rows; r++)
-        acc[r][0] = acc[r][1] = _mm256_setzero_ps();
-    for (size_t b = 0; b < n_blocks; b++, group += LVR_Q4_BLOCK_BYTES, q += LVR_BLOCK) {
-        __m256i pairs[MAX_ROWS][2]; /* s16: two per output */
-        for (unsigned r = 0; r < n_rows; r++)
-            pairs[r][0] = pairs[r][1] = _mm256_setzero_si256();
-        for (unsigned j = 0; j < QUADS / 2u; j++) {
-            const __m256i w0 = load_si256(group + LVR_SCALES_BYTES + j * 64u);
-            const __m256i w1 = load_si256(group + LVR_SCALES_BYTES + j * 64u + 32u);
-            const __m256i low0 = _mm256_and_si256(w0, low_nibbles);
-            const __m256i low1 = _mm256_and_si256(w1, low_nibbles);
-            const __m256i high0 = _mm256_and_si256(_mm256_srli_epi16(w0, 4), low_nibbles);
-            const __m256i high1 = _mm256_and_si256(_mm256_srli_epi16(w1, 4), low_nibbles);
-            for (unsigned r = 0; r < n_rows; r++) {
-                const int8_t *quad = q + (size_t)r * a->n_in + 4u * j;
-                const __m256i ql = broadcast_quad(quad), qh = broadcast_quad(quad + LVR_BLOCK / 2u);
-                pairs[r][0] = add_maddubs(pairs[r][0], low0, ql);
-                pairs[r][1] = add_maddubs(pairs[r][1], low1, ql);
-                pairs[r][0] = add_maddubs(pairs[r][0], high0, qh);
-                pairs[r][1] = add_maddubs(pairs[r][1], high1, qh);
-            }
-        }
-        const __m256 dw0 = load_half8(group), dw1 = load_half8(group + 16);
-        for (unsigned r = 0; r < n_rows; r++) {
-            const __m256 da = _mm256_set1_ps(d[r * n_blocks + b]);
-            const __m256i bias =
-                _mm256_madd_epi16(broadcast_pair(hsum, r * n_blocks + b), _mm256_set1_epi16(LVR_Q4_BIAS));
-            acc[r][0] =
-                scale_block(_mm256_sub_epi32(_mm256_madd_epi16(pairs[r][0], ones), bias), dw0, da, acc[r][0]);
-            acc[r][1] =
-                scale_block(_mm256_sub_epi32(_mm256_madd_epi16(pairs[r][1], ones), bias), dw1, da, acc[r][1]);
-        }
-    }
-    for (unsigned r = 0; r < n_rows; r++) {
-        sums[2 * r] = acc[r][0];
-        sums[2 * r + 1] = acc[r][1];
-    }
+        for (unsigned h = 0; h < 2; h++)
+            _mm256_store_ps(sums + r * LVR_GROUP + 8u * h, acc[r][h]);
 }
 
-/* ---- F32, F16 ---- */
+/* ---- each type's functions ---- */
 
-INLINE __m256 load_weights8(const uint8_t *p, bool half)
-{
-    return half ? load_half8(p) : _mm256_loadu_ps((const float *)(const void *)p);
-}
+typedef void (*unpack_fn)(const uint8_t *group, size_t b, panel_block *ret);
+/* Blocks [b, b + n) of a group, or of a panel that starts at b. sums: [rows][16], added to. */
+typedef void (*packed_fn)(const uint8_t *group, size_t n, const lvr_acts *a, size_t row, float *sums);
+typedef void (*panel_fn)(const panel_block *panel, size_t b, size_t n, const lvr_acts *a, size_t row,
+                         float *sums);
 
-INLINE void dense_tile(const uint8_t *group, const lvr_acts *a, uint32_t row, __m256 *sums,
-                       const unsigned n_rows, const bool half)
-{
-    const size_t elem = half ? sizeof(uint16_t) : sizeof(float);
-    const float *x = a->x + (size_t)row * a->n_in;
-    __m256 acc[MAX_ROWS][2];
-    for (unsigned r = 0; r < n_rows; r++)
-        acc[r][0] = acc[r][1] = _mm256_setzero_ps();
-    for (size_t i = 0; i < a->n_in; i++, group += LVR_GROUP * elem) {
-        const __m256 w0 = load_weights8(group, half), w1 = load_weights8(group + 8u * elem, half);
-        for (unsigned r = 0; r < n_rows; r++) {
-            const __m256 xi = _mm256_set1_ps(x[(size_t)r * a->n_in + i]);
-            acc[r][0] = _mm256_fmadd_ps(w0, xi, acc[r][0]);
-            acc[r][1] = _mm256_fmadd_ps(w1, xi, acc[r][1]);
-        }
-    }
-    for (unsigned r = 0; r < n_rows; r++) {
-        sums[2 * r] = acc[r][0];
-        sums[2 * r + 1] = acc[r][1];
-    }
-}
+typedef struct kind {
+    packed_fn packed[MAX_ROWS + 1]; /* by number of rows */
+    unpack_fn unpack;               /* NULL: no panels */
+    panel_fn panel[MAX_ROWS + 1];
+} kind;
 
-/* ---- tiles of 1 to 4 rows of each type ---- */
-
-#define TILE(name, n, call)                                                                                  \
-    static void name##_tile_##n(const uint8_t *group, const lvr_acts *a, uint32_t row, __m256 *sums)         \
+#define PACKED(name, n)                                                                                      \
+    static void name##_packed_##n(const uint8_t *group, size_t n_blocks, const lvr_acts *a, size_t row,      \
+                                  float *sums)                                                               \
     {                                                                                                        \
-        call;                                                                                                \
+        dot_tile(group, NULL, 0, n_blocks, a, row, sums, name##_traits, n);                                  \
     }
-#define TILES(name, ...)                                                                                     \
-    TILE(name, 1, __VA_ARGS__(group, a, row, sums, 1))                                                       \
-    TILE(name, 2, __VA_ARGS__(group, a, row, sums, 2))                                                       \
-    TILE(name, 3, __VA_ARGS__(group, a, row, sums, 3))                                                       \
-    TILE(name, 4, __VA_ARGS__(group, a, row, sums, 4))                                                       \
-    static const tile_fn name##_tiles[MAX_ROWS + 1] = {NULL, name##_tile_1, name##_tile_2, name##_tile_3,    \
-                                                       name##_tile_4};
+#define PANEL(name, n)                                                                                       \
+    static void name##_panel_##n(const panel_block *panel, size_t b, size_t n_blocks, const lvr_acts *a,     \
+                                 size_t row, float *sums)                                                    \
+    {                                                                                                        \
+        dot_tile(NULL, panel, b, n_blocks, a, row, sums, name##_traits, n);                                  \
+    }
+#define EACH(DEFINE, name) DEFINE(name, 1) DEFINE(name, 2) DEFINE(name, 3) DEFINE(name, 4)
+#define TABLE(name)                                                                                          \
+    {                                                                                                        \
+        NULL, name##_1, name##_2, name##_3, name##_4                                                         \
+    }
+#define KIND(name, ...)                                                                                      \
+    static const traits name##_traits = __VA_ARGS__;                                                         \
+    EACH(PACKED, name)                                                                                       \
+    static const kind name##_kind = {.packed = TABLE(name##_packed)};
+#define PANEL_KIND(name, ...)                                                                                \
+    static const traits name##_traits = __VA_ARGS__;                                                         \
+    EACH(PACKED, name)                                                                                       \
+    EACH(PANEL, name)                                                                                        \
+    static void name##_unpack(const uint8_t *group, size_t b, panel_block *ret)                              \
+    {                                                                                                        \
+        unpack(group, b, ret, name##_traits);                                                                \
+    }                                                                                                        \
+    static const kind name##_kind = {                                                                        \
+        .packed = TABLE(name##_packed), .unpack = name##_unpack, .panel = TABLE(name##_panel)};
 
-#define F32_TILE(group, a, row, sums, n) dense_tile(group, a, row, sums, n, false)
-#define F16_TILE(group, a, row, sums, n) dense_tile(group, a, row, sums, n, true)
+KIND(q4_0, Q4_0_TRAITS)
+KIND(q4_1, Q4_1_TRAITS)
+KIND(q4_k, Q4_K_TRAITS)
+KIND(q8_0, Q8_0_TRAITS)
+PANEL_KIND(q5_0, Q5_0_TRAITS)
+PANEL_KIND(q5_1, Q5_1_TRAITS)
+PANEL_KIND(q5_k, Q5_K_TRAITS)
+PANEL_KIND(q6_k, Q6_K_TRAITS)
 
-TILES(q8_0, q8_0_tile)
-TILES(q4_0, q4_0_tile)
-TILES(f32, F32_TILE)
-TILES(f16, F16_TILE)
+static const kind *const kinds[LVR_WTYPE_SLOTS] = {
+    [LVR_Q4_0] = &q4_0_kind, [LVR_Q4_1] = &q4_1_kind, [LVR_Q5_0] = &q5_0_kind, [LVR_Q5_1] = &q5_1_kind,
+    [LVR_Q8_0] = &q8_0_kind, [LVR_Q4_K] = &q4_k_kind, [LVR_Q5_K] = &q5_k_kind, [LVR_Q6_K] = &q6_k_kind,
+};
 
-static void store_outputs(const __m256 sums[2], uint32_t width, float *out)
+/* ---- whole matrices ---- */
+
+static inline uint32_t at_most(uint32_t n, uint32_t most)
 {
-    if (width < LVR_GROUP) {
-        memcpy(out, sums, width * sizeof(float));
-        return;
-    }
-    _mm256_storeu_ps(out, sums[0]);
-    _mm256_storeu_ps(out + 8, sums[1]);
+    return n < most ? n : most;
 }
 
-static void matmul(const lvr_matrix *m, const lvr_acts *a, uint32_t begin, uint32_t end, float *out,
-                   size_t stride, const tile_fn *tiles)
+static void dot_packed(const kind *k, const uint8_t *group, const lvr_acts *a, uint32_t row, uint32_t n_rows,
+                       float *sums)
 {
+    for (uint32_t r = 0; r < n_rows; r += MAX_ROWS)
+        k->packed[at_most(n_rows - r, MAX_ROWS)](group, a->n_in / LVR_BLOCK, a, row + r,
+                                                 sums + r * LVR_GROUP);
+}
+
+static void dot_panels(const kind *k, const uint8_t *group, const lvr_acts *a, uint32_t row, uint32_t n_rows,
+                       float *sums)
+{
+    const uint32_t n_blocks = a->n_in / LVR_BLOCK;
+    for (uint32_t b = 0; b < n_blocks; b += PANEL_BLOCKS) {
+        const uint32_t n = at_most(n_blocks - b, PANEL_BLOCKS);
+        panel_block panel[PANEL_BLOCKS];
+        for (uint32_t i = 0; i < n; i++)
+            k->unpack(group, b + i, &panel[i]);
+        for (uint32_t r = 0; r < n_rows; r += MAX_ROWS)
+            k->panel[at_most(n_rows - r, MAX_ROWS)](panel, b, n, a, row + r, sums + r * LVR_GROUP);
+    }
+}
+
+static void avx2_matmul(const lvr_matrix *m, const lvr_acts *a, uint32_t begin, uint32_t end, float *out,
+                        size_t stride)
+{
+    const kind *k = kinds[m->type];
     const uint64_t group_bytes = lvr_group_bytes(m->type, m->n_in);
-    for (uint32_t g = begin; g < end; g++) {
-        const uint32_t width = lvr_group_width(m, g);
-        for (uint32_t row = 0; row < a->n_rows; row += MAX_ROWS) {
-            const uint32_t left = a->n_rows - row;
-            const uint32_t n_rows = left < MAX_ROWS ? left : MAX_ROWS;
-            __m256 sums[2 * MAX_ROWS];
-            tiles[n_rows](m->data + g * group_bytes, a, row, sums);
+    _Alignas(64) float sums[CHUNK_ROWS * LVR_GROUP];
+    for (uint32_t g = begin; g < end; g++)
+        for (uint32_t row = 0; row < a->n_rows; row += CHUNK_ROWS) {
+            const uint32_t n_rows = at_most(a->n_rows - row, CHUNK_ROWS), width = lvr_group_width(m, g);
+            memset(sums, 0, n_rows * LVR_GROUP * sizeof *sums);
+            (k->unpack != NULL && n_rows > MAX_ROWS ? dot_panels : dot_packed)(k, m->data + g * group_bytes,
+                                                                               a, row, n_rows, sums);
             for (uint32_t r = 0; r < n_rows; r++)
-                store_outputs(sums + 2 * r, width, out + (row + r) * stride + (size_t)g * LVR_GROUP);
+                memcpy(out + (row + r) * stride + (size_t)g * LVR_GROUP, sums + r * LVR_GROUP,
+                       width * sizeof(float));
         }
-    }
-}
-
-static void avx2_matmul_f32(const lvr_matrix *m, const lvr_acts *a, uint32_t begin, uint32_t end, float *out,
-                            size_t stride)
-{
-    matmul(m, a, begin, end, out, stride, f32_tiles);
-}
-
-static void avx2_matmul_f16(const lvr_matrix *m, const lvr_acts *a, uint32_t begin, uint32_t end, float *out,
-                            size_t stride)
-{
-    matmul(m, a, begin, end, out, stride, f16_tiles);
-}
-
-static void avx2_matmul_q4_0(const lvr_matrix *m, const lvr_acts *a, uint32_t begin, uint32_t end, float *out,
-                             size_t stride)
-{
-    matmul(m, a, begin, end, out, stride, q4_0_tiles);
-}
-
-static void avx2_matmul_q8_0(const lvr_matrix *m, const lvr_acts *a, uint32_t begin, uint32_t end, float *out,
-                             size_t stride)
-{
-    matmul(m, a, begin, end, out, stride, q8_0_tiles);
 }
 
 void lvr_kernels_init_avx2_matmul(lvr_kernels *k)
 {
-    k->matmul[LVR_F32] = avx2_matmul_f32;
-    k->matmul[LVR_F16] = avx2_matmul_f16;
-    k->matmul[LVR_Q4_0] = avx2_matmul_q4_0;
-    k->matmul[LVR_Q8_0] = avx2_matmul_q8_0;
+    for (unsigned t = 0; t < LVR_WTYPE_SLOTS; t++)
+        if (kinds[t] != NULL)
+            k->matmul[t] = avx2_matmul;
 }

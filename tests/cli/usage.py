@@ -61,6 +61,34 @@ def test_contradictions(case):
     case.bad(2, ["draft"], "run", "-m", case.target, "-p", "x", "--policy", "chain")
 
 
+def test_accelerators(case):
+    short = ["-p", "x", "-n", "2"]
+    case.bad(2, ["did you mean matrix"], "run", "-m", case.target, "--accel", "matrx", *short)
+    case.bad(2, ["did you mean cpu"], "run", "-m", case.target, "--place", "gpu", *short)
+    case.bad(2, ["needs an accelerator", "--accel"], "run", "-m", case.target, "--place", "npu", *short)
+    case.bad(2, ["--accel-launch-us", "from 0"], "run", "-m", case.target, "--accel", "null", "--accel-launch-us", "-1", *short)
+    case.bad(2, ["--accel-sync-us", "from 0"], "run", "-m", case.target, "--accel", "null", "--accel-sync-us", "1e12", *short)
+    case.bad(2, ["name one too"], "run", "-m", case.target, "--accel-sync-us", "1", *short)
+    case.bad(2, ["--accel", "oracle"], "record", "--oracle", "-m", case.target, "-md", case.draft, "--accel", "null",
+             "-p", "x", "-o", "x.h5")
+    r = case.good("run", "-m", case.target, "--accel", "null", *short)
+    check(r.err.count("no price for layers") == 1, "auto without prices says once that it is the CPU", r)
+
+
+def test_an_accelerator_changes_no_token(case):
+    args = ["run", "-m", case.target, "-md", case.draft, "--policy", "chain", "-p", "Once upon a time", "-n", "12"]
+    plain = case.json(*args)
+    for name in ("null", "matrix"):
+        d = case.json(*args, "--accel", name, "--place", "npu")
+        check(d["tokens"] == plain["tokens"], f"{name}: the same tokens")
+        check(d["accel"]["name"] == name and d["accel"]["tickets"] > 0, f"{name}: ran the layers", d["accel"])
+        check(not d["accel"]["fallback"] or d["accel"]["reason"], f"{name}: a fallback says why", d["accel"])
+    d = case.json("bench", "accel", "-m", case.draft, "--rows", "1,20")
+    check([(r["unit"], r["rows"], r["bucket"]) for r in d["results"]] ==
+          [("cpu", 1, 1), ("cpu", 20, 20), ("npu", 1, 16), ("npu", 20, 32)], "one result a unit and row count", d)
+    check(all(r["ns"] > 0 and r["launch_ns"] >= 0 and r["sync_ns"] >= 0 for r in d["results"]), "times", d)
+
+
 def test_missing(case):
     case.bad(2, ["target"], "run", "-p", "x")
     case.bad(2, ["prompt"], "run", "-m", case.target)
@@ -71,7 +99,6 @@ def test_missing(case):
 
 def test_what_is_not_there_says_so(case):
     case.bad(1, ["not in this version"], "trace", "merge", "a.h5")
-    case.bad(1, ["this version"], "bench", "accel")
 
 
 if __name__ == "__main__":

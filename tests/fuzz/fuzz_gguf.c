@@ -1,6 +1,8 @@
-/* Any bytes as a GGUF file, then every question one can ask of it: values, tensors, the model's shape, the
- * tokenizer. */
-#include "engine/gguf.h"
+/*
+ * Any bytes as a GGUF file, then every question one can ask of it: values, tensors, the model's shape, the
+ * tokenizer. Bytes that hold the start of a GGUF file more than once are the parts of a split model, too.
+ */
+#include "engine/gguf_internal.h"
 #include "engine/pack.h"
 #include "engine/tokenizer/tokenizer.h"
 #include <stdlib.h>
@@ -102,8 +104,47 @@ static void ask(const lvr_gguf *g, bool bounded, const uint8_t *data, size_t siz
     reopen_header(g);
 }
 
+#define START "GGUF\3\0\0\0"
+#define START_BYTES 8u
+#define MAX_PARTS 4u
+
+static uint32_t cut(const uint8_t *data, size_t size, size_t begins[MAX_PARTS + 1])
+{
+    uint32_t n = 0;
+    const uint8_t *at = data;
+    while (n < MAX_PARTS && (at = memmem(at, size - (size_t)(at - data), START, START_BYTES)) != NULL) {
+        begins[n++] = (size_t)(at - data);
+        at += START_BYTES;
+    }
+    begins[n] = size;
+    return n;
+}
+
+static void join_parts(const uint8_t *data, size_t size)
+{
+    size_t begins[MAX_PARTS + 1];
+    lvr_gguf *parts[MAX_PARTS] = {NULL}, *joined = NULL;
+    lvr_error err = LVR_ERROR_INIT;
+    bool sound = true;
+    const uint32_t n = cut(data, size, begins);
+    for (uint32_t i = 0; n > 1 && sound && i < n; i++)
+        sound = lvr_gguf_open_part_mem("part", data + begins[i], begins[i + 1] - begins[i], &parts[i],
+                                       &err) == LVR_OK;
+    if (n < 2 || !sound) {
+        for (uint32_t i = 0; i < n; i++)
+            lvr_gguf_free(parts[i]);
+        return;
+    }
+    if (lvr_gguf_join(parts, n, &joined, &err) == LVR_OK)
+        ask(joined, false, data, size);
+    else
+        require(joined == NULL && err.msg[0] != '\0' && err.status != LVR_ERR_INVARIANT);
+    lvr_gguf_free(joined);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
+    join_parts(data, size);
     for (int skip = 0; skip < 2; skip++) {
         lvr_gguf *g = NULL;
         lvr_error err = LVR_ERROR_INIT;

@@ -70,9 +70,10 @@ static void ask(const lvr_pack *p, bool must_verify)
     for (uint32_t layer = 0; layer < s->n_layers; layer++) {
         require(lvr_pack_layer_offset(p, layer) == end);
         end += lvr_pack_layer_bytes(p, layer);
-        for (unsigned role = LVR_ROLE_ATTN_NORM; role < LVR_ROLE_COUNT; role++) {
+        for (unsigned role = LVR_FIRST_LAYER_ROLE; role < LVR_ROLE_COUNT; role++) {
             const lvr_pack_tensor *t = lvr_pack_layer_tensor(p, layer, (lvr_role)role);
-            require(t != NULL && t->offset + t->bytes <= lvr_pack_layer_bytes(p, layer));
+            require((t != NULL) == lvr_shape_has(s, (lvr_role)role));
+            require(t == NULL || t->offset + t->bytes <= lvr_pack_layer_bytes(p, layer));
         }
     }
     require(end == lvr_pack_file_bytes(p));
@@ -105,7 +106,7 @@ static void pack_gguf(const uint8_t *data, size_t n)
     const int fd = memory_file(data, n, path);
     snprintf(out, sizeof out, "%s/fuzz-pack-%ld", tmp != NULL ? tmp : "/tmp", (long)getpid());
     if (lvr_gguf_open(path, &g, NULL) == LVR_OK && lvr_model_shape_from_gguf(g, &shape, NULL) == LVR_OK) {
-        require(lvr_pack_write(g, sha, out, NULL) == LVR_OK);
+        require(lvr_pack_write(g, sha, out, NULL, NULL) == LVR_OK);
         require(lvr_pack_open(out, &p, NULL) == LVR_OK);
         ask(p, true);
         unlink(out);

@@ -1,12 +1,14 @@
 /*
  * INV-ROW: a row's logits do not depend on which rows share its pass, on how its ancestors came to be there
- * (committed, or scratch rows of this or an earlier pass), on threads, or on the SIMD level. Everything is
- * compared bit by bit to the C reference on one thread, one row a pass.
+ * (committed, or scratch rows of this or an earlier pass), on threads, on the SIMD level, or on which unit
+ * runs which layer. Everything is compared bit by bit to the C reference on one thread, one row a pass.
  */
 #include "common/rng.h"
 #include "tests/unit/forward_rig.h"
 
 #include <criterion/criterion.h>
+#include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -86,6 +88,45 @@ static void run_all_in_scratch(struct rig *r, const struct scene *s, float *out)
     run_tree(r, s, N_TREE, s->n_prompt, (int32_t)s->n_prompt - 1, out);
 }
 
+/* A layer on a unit of its own: another thread, other kernels, no pool. */
+struct unit_job {
+    lvr_forward *forward;
+    const lvr_kernels *kernels;
+    uint32_t layer;
+};
+
+static void *run_on_unit(void *arg)
+{
+    const struct unit_job *j = arg;
+    lvr_forward_layer_on(j->forward, j->layer, NULL, j->kernels, NULL);
+    return NULL;
+}
+
+/* The whole tree in a pass, every other layer and the heads on another unit than the rest. */
+static void run_on_two_units(struct rig *r, const struct scene *s, float *out)
+{
+    lvr_fwd_row rows[N_TREE];
+    uint32_t index[N_TREE];
+    lvr_kernels reference;
+    lvr_kernels_init(&reference, LVR_CPU_C);
+    for (uint32_t i = 0; i < N_TREE; i++) {
+        rows[i] = tree_row(s, i, 0, -1);
+        index[i] = i;
+    }
+    cr_assert_eq(lvr_forward_embed(r->forward, rows, N_TREE, NULL), LVR_OK);
+    for (uint32_t l = 0; l < r->model->shape->n_layers; l++) {
+        struct unit_job job = {.forward = r->forward, .kernels = &reference, .layer = l};
+        pthread_t thread;
+        if (l % 2 == 0) {
+            lvr_forward_layer(r->forward, l, NULL);
+            continue;
+        }
+        cr_assert_eq(pthread_create(&thread, NULL, run_on_unit, &job), 0);
+        cr_assert_eq(pthread_join(thread, NULL), 0);
+    }
+    lvr_forward_heads_on(r->forward, index, N_TREE, out, &reference, NULL);
+}
+
 static uint32_t deepest(const struct scene *s)
 {
     uint32_t best = 0;
@@ -120,7 +161,7 @@ static void run_committed_then_continued(struct rig *r, const struct scene *s, f
 struct trial {
     struct rig *rig;
     const struct scene *scene;
-    lvr_wtype type;
+    const char *model;
     const float *want; /* [N_TREE][vocab] */
     float *got;
 };
@@ -136,9 +177,8 @@ static void expect_same(const struct trial *t, const char *way)
     const size_t vocab = t->rig->vocab;
     for (uint32_t i = 0; i < N_TREE; i++)
         cr_assert(memcmp(t->want + i * vocab, t->got + i * vocab, vocab * sizeof *t->got) == 0,
-                  "row %u differs: %s, %s, level %s, %u threads, prompt of %u", i, way,
-                  lvr_wtype_name(t->type), lvr_cpu_level_name(t->rig->kernels.level),
-                  lvr_pool_size(t->rig->pool), t->scene->n_prompt);
+                  "row %u differs: %s, %s, level %s, %u threads, prompt of %u", i, way, t->model,
+                  lvr_cpu_level_name(t->rig->kernels.level), lvr_pool_size(t->rig->pool), t->scene->n_prompt);
     memset(t->got, 0xff, N_TREE * vocab * sizeof *t->got);
 }
 
@@ -157,12 +197,14 @@ static void try_all_ways(const struct trial *t)
     expect_same(t, "passes of 5 rows");
     run_tree(t->rig, t->scene, 1, 0, -1, t->got);
     expect_same(t, "one row a pass");
+    run_on_two_units(t->rig, t->scene, t->got);
+    expect_same(t, "on two units");
     run_committed_then_continued(t->rig, t->scene, t->got);
     expect_same(t, "committed, then continued");
 }
 
 /* The C reference is slow: its thread counts are taken in turn, one for each scene. */
-static void check_scene(lvr_model *model, lvr_wtype type, const struct scene *s)
+static void check_scene(lvr_model *model, const char *name, const struct scene *s)
 {
     const size_t n = (size_t)N_TREE * model->shape->vocab;
     float *want = malloc(n * sizeof *want), *got = malloc(n * sizeof *got);
@@ -171,12 +213,13 @@ static void check_scene(lvr_model *model, lvr_wtype type, const struct scene *s)
     rig_prompt(&r, s->prompt, s->n_prompt, 1);
     run_tree(&r, s, 1, 0, -1, want);
     rig_close(&r);
-    const struct trial t = {.rig = &r, .scene = s, .type = type, .want = want, .got = got};
-    for (lvr_cpu_level level = LVR_CPU_C; level <= lvr_cpu_best(); level++)
+    const struct trial t = {.rig = &r, .scene = s, .model = name, .want = want, .got = got};
+    for (unsigned level = 0; level < LVR_CPU_LEVELS; level++)
         for (uint32_t threads = 1; threads <= 4; threads++) {
-            if (level == LVR_CPU_C && lvr_cpu_best() != LVR_CPU_C && threads % 3 != s->n_prompt % 3)
+            if (!lvr_cpu_has((lvr_cpu_level)level) ||
+                (level == LVR_CPU_C && lvr_cpu_best() != LVR_CPU_C && threads % 3 != s->n_prompt % 3))
                 continue;
-            rig_open(&r, model, level, threads, N_CTX, MAX_PROMPT, MAX_SCRATCH);
+            rig_open(&r, model, (lvr_cpu_level)level, threads, N_CTX, MAX_PROMPT, MAX_SCRATCH);
             try_all_ways(&t);
             rig_close(&r);
         }
@@ -184,20 +227,24 @@ static void check_scene(lvr_model *model, lvr_wtype type, const struct scene *s)
     free(got);
 }
 
-static void check_model(const struct gguf_tiny *spec)
+static void check_model(const struct gguf_tiny *spec, const uint32_t *prompts, size_t n_prompts)
 {
-    static const uint32_t prompts[] = {1, 29, MAX_PROMPT}; /* 1, 2 and 0 modulo 3 */
     struct model_file file;
+    char name[64];
     model_file_make(&file, spec);
     lvr_model *model = rig_model(&file, NULL);
-    for (size_t i = 0; i < sizeof prompts / sizeof *prompts; i++) {
+    snprintf(name, sizeof name, "%s %s", model->shape->arch, lvr_wtype_name(spec->type));
+    for (size_t i = 0; i < n_prompts; i++) {
         struct scene s;
         make_scene(&s, prompts[i], model->shape->vocab);
-        check_scene(model, spec->type, &s);
+        check_scene(model, name, &s);
     }
     lvr_model_free(model);
     model_file_remove(&file);
 }
+
+static const uint32_t prompts[] = {1, 29, MAX_PROMPT}; /* 1, 2 and 0 modulo 3 */
+#define N_PROMPTS (sizeof prompts / sizeof *prompts)
 
 /* The vocabulary does not fill its last group, the heads of the second do not fill quantisation blocks one by
  * one. */
@@ -220,8 +267,8 @@ static void check_type(lvr_wtype type)
                                      .type = type,
                                      .seed = 2,
                                      .tied = true};
-    check_model(&wide);
-    check_model(&narrow);
+    check_model(&wide, prompts, N_PROMPTS);
+    check_model(&narrow, prompts, N_PROMPTS);
 }
 
 Test(inv_row, q8_0)
@@ -242,4 +289,43 @@ Test(inv_row, f16)
 Test(inv_row, f32)
 {
     check_type(LVR_F32);
+}
+
+/* The other types, whose weights differ in how they unpack alone: one prompt, with the architectures in turn.
+ */
+Test(inv_row, every_type_and_architecture)
+{
+    static const lvr_wtype types[] = {LVR_BF16, LVR_Q4_1, LVR_Q5_0, LVR_Q5_1, LVR_Q4_K, LVR_Q5_K, LVR_Q6_K};
+    static const char *const archs[] = {"llama", "qwen2", "qwen3"};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        const struct gguf_tiny spec = {.arch = archs[i % 3],
+                                       .vocab = 277,
+                                       .d_model = 256,
+                                       .n_heads = 4,
+                                       .n_kv = 2,
+                                       .d_ff = 256,
+                                       .n_ctx = N_CTX,
+                                       .type = types[i],
+                                       .seed = i,
+                                       .biases = i % 3 == 0,
+                                       .rope_freqs = i % 3 == 0};
+        check_model(&spec, &prompts[i % 2], 1);
+    }
+}
+
+Test(inv_row, architectures)
+{
+    const struct gguf_tiny models[] = {
+        {.arch = "llama",
+         .type = LVR_Q8_0,
+         .biases = true,
+         .rope_freqs = true,
+         .rope_factor = 3,
+         .n_ctx = N_CTX},
+        {.arch = "qwen2", .type = LVR_Q4_0, .tied = true, .n_ctx = N_CTX},
+        {.arch = "qwen3", .type = LVR_Q4_0, .head_dim = 128, .n_ctx = N_CTX},
+        {.arch = "qwen3", .type = LVR_Q8_0, .head_dim = 48, .n_heads = 2, .n_kv = 1, .n_ctx = N_CTX},
+    };
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++)
+        check_model(&models[i], prompts, N_PROMPTS);
 }

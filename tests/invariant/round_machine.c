@@ -1,7 +1,7 @@
 /*
  * The round machine's laws (costmodel/core/round.h) under a host that answers from pure functions and
- * completes reads in random order and at random moments: ROUND-ORDER, ROUND-RING, ROUND-BYTES, ROUND-TOKENS,
- * and that every policy commits the tokens of `ar`.
+ * completes reads, and layers on the accelerator, in random order and at random moments: ROUND-ORDER,
+ * ROUND-RING, ROUND-BYTES, ROUND-TOKENS, ROUND-UNIT, and that every policy commits the tokens of `ar`.
  */
 #include "common/rng.h"
 #include "costmodel/core/round.h"
@@ -31,6 +31,8 @@ typedef struct host {
     uint64_t ready_bytes[LVR_MAX_RING_SLOTS]; /* in each ring slot */
     uint64_t pass_bytes;
     uint32_t staged, next_layer;
+    lvr_unit unit;                                /* of the pass */
+    uint32_t n_npu_layers, n_cpu_layers, n_joint; /* n_joint: moments with a DRAFT and a LAYER action */
     lvr_rng rng;
     lvr_stop stop;
     uint64_t read_log; /* hash of the order of READ actions */
@@ -81,6 +83,11 @@ static void answer_draft(host *h, const lvr_action *a)
 static void answer_layer(host *h, const lvr_action *a)
 {
     cr_assert_eq(a->layer.layer, h->next_layer, "ROUND-ORDER: layers in order");
+    if (a->layer.layer == 0)
+        h->unit = a->layer.unit;
+    cr_assert_eq(a->layer.unit, h->unit, "ROUND-UNIT: one unit a pass");
+    h->n_npu_layers += a->layer.unit == LVR_UNIT_NPU;
+    h->n_cpu_layers += a->layer.unit == LVR_UNIT_CPU;
     if (!h->g.resident[a->layer.layer]) {
         cr_assert_eq(h->ready_bytes[a->layer.slot], h->g.layer_bytes[a->layer.layer],
                      "ROUND-ORDER: all slices ready");
@@ -145,6 +152,45 @@ static void take_read(host *h, const lvr_action *a)
     h->reads[h->n_reads++] = *a;
 }
 
+static void answer(host *h, const lvr_action *a, bool *done)
+{
+    switch (a->kind) {
+    case LVR_ACT_DRAFT:
+        answer_draft(h, a);
+        break;
+    case LVR_ACT_LAYER:
+        answer_layer(h, a);
+        break;
+    case LVR_ACT_HEAD:
+        answer_head(h, a);
+        break;
+    case LVR_ACT_COMMIT:
+        answer_commit(h, a);
+        break;
+    case LVR_ACT_DONE:
+        h->stop = a->done.stop;
+        *done = true;
+        break;
+    case LVR_ACT_READ:
+        break;
+    }
+}
+
+/* pending[0] is what the CPU does, pending[1] what the accelerator does. */
+static void take_compute(host *h, const lvr_action *a, lvr_action pending[2], bool has[2])
+{
+    const bool npu = a->kind == LVR_ACT_LAYER && a->layer.unit == LVR_UNIT_NPU;
+    cr_assert(!has[npu], "one compute action at a time on a unit");
+    pending[npu] = *a;
+    has[npu] = true;
+    if (!has[0] || !has[1])
+        return;
+    h->n_joint++;
+    cr_assert_eq(pending[0].kind, LVR_ACT_DRAFT, "ROUND-UNIT: only a draft step runs beside a layer");
+    cr_assert_eq(pending[0].draft.n_expand, 0, "ROUND-UNIT: of a prompt pass");
+    cr_assert(pending[1].layer.prefill, "ROUND-UNIT: of a prompt pass");
+}
+
 static void run_request(host *h, uint64_t request, uint32_t n_prompt, uint32_t n_predict)
 {
     int32_t prompt[300];
@@ -154,44 +200,25 @@ static void run_request(host *h, uint64_t request, uint32_t n_prompt, uint32_t n
     h->n_history = n_prompt;
     h->n_out = h->n_cached = h->n_draft_cached = 0;
     cr_assert_eq(lvr_round_begin(h->m, request, prompt, n_prompt, n_predict, NULL), LVR_OK);
-    lvr_action pending = {0}, a;
-    bool has_pending = false, done = false;
+    lvr_action pending[2] = {{0}}, a;
+    bool has[2] = {false, false}, done = false;
     while (!done) {
         while (lvr_round_next(h->m, &a)) {
-            if (a.kind == LVR_ACT_READ) {
+            if (a.kind == LVR_ACT_READ)
                 take_read(h, &a);
-                continue;
-            }
-            cr_assert(!has_pending, "one compute action at a time");
-            pending = a;
-            has_pending = true;
+            else
+                take_compute(h, &a, pending, has);
         }
-        if (h->n_reads > 0 && (!has_pending || lvr_rng_below(&h->rng, 2))) {
+        const bool any = has[0] || has[1];
+        if (h->n_reads > 0 && (!any || lvr_rng_below(&h->rng, 2))) {
             finish_read(h);
             continue;
         }
-        cr_assert(has_pending, "no progress");
-        has_pending = false;
-        switch (pending.kind) {
-        case LVR_ACT_DRAFT:
-            answer_draft(h, &pending);
-            break;
-        case LVR_ACT_LAYER:
-            answer_layer(h, &pending);
-            break;
-        case LVR_ACT_HEAD:
-            answer_head(h, &pending);
-            break;
-        case LVR_ACT_COMMIT:
-            answer_commit(h, &pending);
-            break;
-        case LVR_ACT_DONE:
-            h->stop = pending.done.stop;
-            done = true;
-            break;
-        case LVR_ACT_READ:
-            break;
-        }
+        cr_assert(any, "no progress");
+        const uint32_t unit = has[0] && has[1] ? (uint32_t)lvr_rng_below(&h->rng, 2) : has[1];
+        has[unit] = false;
+        const lvr_action now = pending[unit];
+        answer(h, &now, &done);
     }
 }
 
@@ -212,75 +239,163 @@ static void policy_of(lvr_policy *p, const char *name)
         p->cost.op[op].curve = (lvr_curve){.n = 2, .rows = {1, 64}, .ns = {1e5, 1e6}};
     p->cost.flash = (lvr_flash_params){
         .t0_ns = 1000, .lane_bytes_per_s = 1000000, .max_bytes_per_s = 4000000, .depth = 4};
+    /* Cheaper from 11 rows on. */
+    p->cost.npu[LVR_OP_LAYER] =
+        (lvr_npu_cost){.n = 2, .bucket = {8, 64}, .ns = {2e5, 2.2e5}, .launch_ns = 1e4, .sync_ns = 1e4};
 }
 
-/* Runs two requests and returns the tokens of both. */
-static uint32_t run(const char *policy, lvr_io_mode mode, uint32_t ring, double resident,
-                    uint64_t timing_seed, uint32_t n_ctx, int32_t eos, int32_t *ret_out, lvr_stop *ret_stop,
-                    uint64_t *ret_read_log)
+typedef struct setting {
+    const char *policy;
+    lvr_io_mode mode;
+    lvr_place place;
+    uint32_t ring, n_ctx;
+    double resident;
+    uint64_t timing_seed;
+    int32_t eos;
+    const int32_t *more_eos; /* [2] or NULL */
+} setting;
+
+typedef struct outcome {
+    int32_t out[MAX_OUT * 2];
+    uint32_t n;
+    lvr_stop stop;
+    uint64_t read_log;
+    uint32_t n_npu_layers, n_cpu_layers, n_joint;
+} outcome;
+
+/* Two requests. */
+static void run(const setting *s, outcome *ret)
 {
     static host h;
     lvr_policy p;
     memset(&h, 0, sizeof h);
-    policy_of(&p, policy);
-    h.g = geometry(mode, ring, resident);
-    lvr_rng_init(&h.rng, timing_seed, "timing");
+    policy_of(&p, s->policy);
+    h.g = geometry(s->mode, s->ring, s->resident);
+    h.g.place = s->place;
+    lvr_rng_init(&h.rng, s->timing_seed, "timing");
     const lvr_round_config c = {.policy = &p,
                                 .geometry = &h.g,
-                                .n_ctx = n_ctx,
+                                .n_ctx = s->n_ctx,
                                 .prefill_chunk = 7,
                                 .max_rows = 64,
-                                .eos_token = eos,
+                                .eos_token = s->eos,
+                                .more_eos = s->more_eos,
+                                .n_more_eos = s->more_eos ? 2 : 0,
                                 .seed = 3};
     cr_assert_eq(lvr_round_new(&c, &h.m, NULL), LVR_OK);
+    *ret = (outcome){0};
     run_request(&h, 1, 20, 60);
-    uint32_t n = h.n_out;
-    memcpy(ret_out, h.out, n * sizeof h.out[0]);
+    memcpy(ret->out, h.out, h.n_out * sizeof h.out[0]);
+    ret->n = h.n_out;
     run_request(&h, 2, 1, 40);
-    memcpy(ret_out + n, h.out, h.n_out * sizeof h.out[0]);
-    n += h.n_out;
-    *ret_stop = h.stop;
-    *ret_read_log = h.read_log;
+    memcpy(ret->out + ret->n, h.out, h.n_out * sizeof h.out[0]);
+    ret->n += h.n_out;
+    ret->stop = h.stop;
+    ret->read_log = h.read_log;
+    ret->n_npu_layers = h.n_npu_layers;
+    ret->n_cpu_layers = h.n_cpu_layers;
+    ret->n_joint = h.n_joint;
     lvr_round_free(h.m);
-    return n;
+}
+
+static void expect_like(const setting *s, const outcome *ref)
+{
+    outcome got;
+    run(s, &got);
+    cr_assert_eq(got.n, ref->n, "%s, %s, mode %d, ring %u: %u tokens, expected %u", s->policy,
+                 lvr_place_name(s->place), (int)s->mode, s->ring, got.n, ref->n);
+    cr_assert_eq(memcmp(got.out, ref->out, got.n * sizeof ref->out[0]), 0, "%s differs from ar", s->policy);
+    cr_assert_eq(got.stop, ref->stop);
+    if (s->place == LVR_PLACE_CPU)
+        cr_assert_eq(got.n_npu_layers, 0);
+    if (s->place == LVR_PLACE_NPU) {
+        cr_assert_eq(got.n_cpu_layers, 0);
+        cr_assert((got.n_joint > 0) == (strcmp(s->policy, "ar") != 0), "prompt chunks are drafted meanwhile");
+    }
 }
 
 Test(round_machine, laws_hold_and_policies_agree)
 {
-    int32_t ref[MAX_OUT * 2], got[MAX_OUT * 2];
-    lvr_stop stop, ref_stop;
-    uint64_t log;
-    for (int eos = -1; eos < 8; eos += 4) {
+    static const char *const names[] = {"ar", "chain", "lever", "random"};
+    for (int32_t eos = -1; eos < 8; eos += 4) {
         for (uint32_t n_ctx = 45; n_ctx <= 200; n_ctx += 155) {
-            const uint32_t n_ref = run("ar", LVR_IO_SERIAL, 1, 1.0, 0, n_ctx, eos, ref, &ref_stop, &log);
-            cr_assert_gt(n_ref, 0);
-            const char *names[] = {"ar", "chain", "lever", "random"};
-            for (int p = 0; p < 4; p++)
-                for (int mode = 0; mode < 2; mode++)
-                    for (uint32_t ring = 1; ring <= 4; ring++)
-                        for (int res = 0; res <= 2; res++) {
-                            const uint32_t n = run(names[p], (lvr_io_mode)mode, ring, res * 0.4,
-                                                   ring * 7u + (unsigned)res, n_ctx, eos, got, &stop, &log);
-                            cr_assert_eq(n, n_ref, "%s mode %d ring %u: %u tokens, expected %u", names[p],
-                                         mode, ring, n, n_ref);
-                            cr_assert_eq(memcmp(got, ref, n * sizeof ref[0]), 0, "%s differs from ar",
-                                         names[p]);
-                            cr_assert_eq(stop, ref_stop);
-                        }
+            outcome ref;
+            const setting plain = {
+                .policy = "ar", .mode = LVR_IO_SERIAL, .ring = 1, .resident = 1, .n_ctx = n_ctx, .eos = eos};
+            run(&plain, &ref);
+            cr_assert_gt(ref.n, 0);
+            for (uint32_t i = 0; i < 4 * 2 * 4 * 3 * 3; i++) {
+                const uint32_t ring = 1 + i / 8 % 4, resident = i / 32 % 3;
+                const setting s = {.policy = names[i % 4],
+                                   .mode = (lvr_io_mode)(i / 4 % 2),
+                                   .place = (lvr_place)(i / 96),
+                                   .ring = ring,
+                                   .resident = resident * 0.4,
+                                   .timing_seed = i,
+                                   .n_ctx = n_ctx,
+                                   .eos = eos};
+                expect_like(&s, &ref);
+            }
         }
     }
 }
 
+Test(round_machine, any_of_several_tokens_ends_a_text)
+{
+    static const int32_t ends[] = {3, 5};
+    static const char *const names[] = {"ar", "chain", "lever", "random"};
+    outcome ref;
+    setting s = {.policy = "ar", .ring = 1, .resident = 1, .n_ctx = 200, .eos = -1, .more_eos = ends};
+    run(&s, &ref);
+    uint32_t n_ends = 0;
+    for (uint32_t i = 0; i < ref.n; i++)
+        n_ends += ref.out[i] == 3 || ref.out[i] == 5;
+    cr_assert(n_ends > 0 && n_ends <= 2, "%u ends in two texts", n_ends);
+    for (uint32_t i = 0; i < 4; i++) {
+        s.policy = names[i];
+        expect_like(&s, &ref);
+    }
+}
+
+/* Placement by price: prompt chunks of seven rows stay on the CPU, wide trees go to the accelerator. */
+Test(round_machine, places_by_price)
+{
+    outcome got;
+    const setting wide = {.policy = "random",
+                          .mode = LVR_IO_PIPELINED,
+                          .place = LVR_PLACE_AUTO,
+                          .ring = 2,
+                          .n_ctx = 200,
+                          .eos = -1};
+    setting narrow = wide;
+    narrow.policy = "ar";
+    run(&wide, &got);
+    cr_assert_gt(got.n_npu_layers, 0);
+    cr_assert_gt(got.n_cpu_layers, 0);
+    cr_assert_eq(got.n_joint, 0);
+    run(&narrow, &got);
+    cr_assert_eq(got.n_npu_layers, 0);
+}
+
 Test(round_machine, timing_moves_when_not_which)
 {
-    int32_t out[MAX_OUT * 2];
-    lvr_stop stop;
-    uint64_t first = 0, log;
-    for (uint64_t seed = 0; seed < 20; seed++) {
-        run("lever", LVR_IO_PIPELINED, 3, 0.4, seed, 200, -1, out, &stop, &log);
-        if (seed == 0)
-            first = log;
-        cr_assert_eq(log, first, "the order of reads depends on timing");
+    for (int place = 0; place < 3; place++) {
+        uint64_t first = 0;
+        for (uint64_t seed = 0; seed < 20; seed++) {
+            outcome got;
+            const setting s = {.policy = "lever",
+                               .mode = LVR_IO_PIPELINED,
+                               .place = (lvr_place)place,
+                               .ring = 3,
+                               .resident = 0.4,
+                               .timing_seed = seed,
+                               .n_ctx = 200,
+                               .eos = -1};
+            run(&s, &got);
+            if (seed == 0)
+                first = got.read_log;
+            cr_assert_eq(got.read_log, first, "the order of reads depends on timing");
+        }
     }
 }
 

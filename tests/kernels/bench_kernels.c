@@ -1,6 +1,7 @@
 /*
- * Benchmark: every level over C; of matrix products, one row over C and the cost of more rows over one.
- * `meson test --benchmark`, or run it by hand; any argument: the full table (F16 and F32 too).
+ * Benchmark: every level over C; of matrix products of every type, one row over C and the cost of more rows
+ * over one, in multiply-adds per cycle of one core. `meson test --benchmark`, or run it by hand; any
+ * argument: more shapes.
  */
 #include "common/clock.h"
 #include "engine/kernels/bench.h"
@@ -12,8 +13,8 @@ typedef struct shape {
     uint32_t n_out, n_in, reps;
 } shape;
 
-static const shape shapes[] = {
-    {256, 256, 400}, {256, 768, 200}, {768, 256, 200}, {128, 4096, 100}, {4096, 4096, 12}};
+static const shape shapes[] = {{2048, 2048, 40}, {256, 256, 400},  {256, 768, 200},
+                               {768, 256, 200},  {128, 4096, 100}, {4096, 14336, 8}};
 static const uint32_t row_counts[] = {1, 2, 4, 8, 16, 32, 64};
 #define N_SHAPES (sizeof shapes / sizeof shapes[0])
 #define N_ROWS (sizeof row_counts / sizeof row_counts[0])
@@ -28,17 +29,40 @@ static double time_ns(lvr_wtype t, const shape *s, uint32_t rows, lvr_cpu_level 
     exit(1);
 }
 
-static void print_shape(lvr_wtype t, const shape *s, lvr_cpu_level level)
+/* Cycles per nanosecond: dependent additions take one each. The fastest of many short runs. */
+static double clock_ghz(void)
+{
+    enum { RUNS = 200, ADDITIONS = 20000 };
+    uint64_t least = UINT64_MAX, x = 0;
+    for (int run = 0; run < RUNS; run++) {
+        const uint64_t begin = lvr_now_ns();
+        for (int i = 0; i < ADDITIONS; i += 4) {
+            __asm__ volatile("" : "+r"(x));
+            x += 3;
+            __asm__ volatile("" : "+r"(x));
+            x += 3;
+            __asm__ volatile("" : "+r"(x));
+            x += 3;
+            __asm__ volatile("" : "+r"(x));
+            x += 3;
+        }
+        const uint64_t took = lvr_now_ns() - begin;
+        least = took < least ? took : least;
+    }
+    return (double)ADDITIONS / (double)least;
+}
+
+static void print_shape(lvr_wtype t, const shape *s, lvr_cpu_level level, double ghz)
 {
     const double c = time_ns(t, s, 1, LVR_CPU_C, s->n_out * s->n_in > 1000000 ? 2 : 10);
     const double one = time_ns(t, s, 1, level, s->reps);
     const double bytes = (double)lvr_packed_bytes(t, s->n_out, s->n_in);
-    printf("%-5s %4ux%-4u %-5s %9.1f us %6.1fx C %6.1f GB/s |", lvr_wtype_name(t), s->n_out, s->n_in,
+    printf("%-4s %4ux%-5u %-6s %8.1f us %6.1fx C %5.1f GB/s |", lvr_wtype_name(t), s->n_out, s->n_in,
            lvr_cpu_level_name(level), one / 1e3, c / one, bytes / one);
     for (unsigned i = 0; i < N_ROWS; i++) {
         const double ns = i == 0 ? one : time_ns(t, s, row_counts[i], level, s->reps / 4 + 3);
-        const double gops = 2.0 * s->n_out * s->n_in * row_counts[i] / ns;
-        printf(" %u: %.2fx %.0f", row_counts[i], ns / one, gops);
+        const double macs = (double)s->n_out * s->n_in * row_counts[i];
+        printf(" %u: %.2fx %.1f", row_counts[i], ns / one, macs / (ns * ghz));
     }
     printf("\n");
     fflush(stdout);
@@ -141,17 +165,24 @@ static void print_ops(lvr_cpu_level level)
     }
 }
 
+static void print_level(lvr_cpu_level level, unsigned n_shapes)
+{
+    const double ghz = clock_ghz();
+    printf("%s, %.2f GHz\n", lvr_cpu_level_name(level), ghz);
+    for (unsigned i = 0; i < n_shapes; i++)
+        for (unsigned t = 0; t < LVR_WTYPE_SLOTS; t++)
+            if (lvr_wtype_name((lvr_wtype)t) != NULL)
+                print_shape((lvr_wtype)t, &shapes[i], level, ghz);
+    print_ops(level);
+}
+
 int main(int argc, char **argv)
 {
     (void)argv;
-    const lvr_wtype types[] = {LVR_Q4_0, LVR_Q8_0, LVR_F16, LVR_F32};
-    const unsigned n_types = argc > 1 ? 4 : 2;
-    printf("type  shape     level, time of 1 row, over C, weights read | rows: time over 1 row, GOPS\n");
-    for (unsigned level = LVR_CPU_C + 1; level <= (unsigned)lvr_cpu_best(); level++) {
-        for (unsigned t = 0; t < n_types; t++)
-            for (unsigned i = 0; i < N_SHAPES; i++)
-                print_shape(types[t], &shapes[i], (lvr_cpu_level)level);
-        print_ops((lvr_cpu_level)level);
-    }
+    printf("type shape level, time of 1 row, over C, weights read | rows: time over 1 row, multiply-adds per "
+           "cycle\n");
+    for (unsigned level = LVR_CPU_C + 1; level < LVR_CPU_LEVELS; level++)
+        if (lvr_cpu_has((lvr_cpu_level)level))
+            print_level((lvr_cpu_level)level, argc > 1 ? N_SHAPES : 1);
     return 0;
 }

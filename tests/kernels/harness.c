@@ -10,20 +10,64 @@
 #define GUARD_BYTES 128u
 #define GUARD_BYTE 0xa5u
 #define MAX_PRINTED 20u
+#define QUICKER 8u
+#define EXIT_SKIPPED 77 /* meson's sign for a test that could not be made */
 
 lvr_rng kt_rng;
 static unsigned failures;
 static unsigned long checks;
+static bool quick;
+static lvr_cpu_level only_level = LVR_CPU_LEVELS;
+
+static void usage(const char *name)
+{
+    fprintf(stderr, "usage: %s [--quick] [--level LEVEL] [SEED]\n", name);
+    exit(2);
+}
+
+/* A level this machine does not have cannot be tested: that is no failure, but no success either. */
+static void choose_level(const char *name, const char *text)
+{
+    if (!lvr_cpu_level_parse(text, &only_level)) {
+        fprintf(stderr, "%s: %s is no level\n", name, text);
+        exit(2);
+    }
+    if (lvr_cpu_has(only_level))
+        return;
+    printf("%s: skipped: this machine has no %s; its best level is %s\n", name, text,
+           lvr_cpu_level_name(lvr_cpu_best()));
+    exit(EXIT_SKIPPED);
+}
 
 void kt_begin(int argc, char **argv, const char *name)
 {
-    const char *text = argc > 1 ? argv[1] : getenv("LVR_TEST_SEED");
-    const uint64_t seed = text != NULL ? strtoull(text, NULL, 0) : 1;
+    const char *seed_text = getenv("LVR_TEST_SEED");
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--quick") == 0)
+            quick = true;
+        else if (strcmp(argv[i], "--level") == 0 && i + 1 < argc)
+            choose_level(name, argv[++i]);
+        else if (argv[i][0] >= '0' && argv[i][0] <= '9')
+            seed_text = argv[i];
+        else
+            usage(name);
+    }
+    const uint64_t seed = seed_text != NULL ? strtoull(seed_text, NULL, 0) : 1;
     char flags[256];
     lvr_cpu_flags_text(flags, sizeof flags);
     printf("%s: seed %llu; CPU best level %s (%s)\n", name, (unsigned long long)seed,
            lvr_cpu_level_name(lvr_cpu_best()), flags);
     lvr_rng_init(&kt_rng, seed, name);
+}
+
+bool kt_wants_level(lvr_cpu_level level)
+{
+    return only_level == LVR_CPU_LEVELS || only_level == level;
+}
+
+uint32_t kt_rounds(uint32_t n)
+{
+    return quick ? (n + QUICKER - 1) / QUICKER : n;
 }
 
 int kt_end(void)
@@ -136,6 +180,8 @@ static float shaped(kt_shape shape, float flat, size_t i)
         break;
     case KT_FLAT:
         return any_sign(flat);
+    case KT_ONE_SIGN:
+        return i / 64 % 2 != 0 ? flat : -flat;
     case KT_ZERO:
         return any_sign(0.0f);
     case KT_SUBNORMAL:
@@ -202,14 +248,31 @@ static uint8_t code_of_shape(kt_weights shape, uint8_t zero, uint8_t lowest, uin
     return (uint8_t)kt_below(256);
 }
 
-static void fill_blocks(kt_weights shape, uint8_t *rows, size_t bytes, size_t block, uint8_t zero,
-                        uint8_t lowest, uint8_t highest)
+/* A GGUF block or super-block: bytes, where its halves are, and the bytes that stand for zero, least and
+ * greatest codes. Bytes of scales (K types) count as codes: 0xff is the greatest of the unsigned ones, -1 of
+ * Q6_K's. */
+typedef struct gguf_block {
+    uint32_t bytes;
+    int halves[2]; /* offsets; -1: none */
+    uint8_t zero, lowest, highest;
+} gguf_block;
+
+static const gguf_block gguf_blocks[LVR_WTYPE_SLOTS] = {
+    [LVR_Q4_0] = {18, {0, -1}, 0x88, 0x00, 0xff}, [LVR_Q4_1] = {20, {0, 2}, 0x00, 0x00, 0xff},
+    [LVR_Q5_0] = {22, {0, -1}, 0x00, 0x00, 0xff}, [LVR_Q5_1] = {24, {0, 2}, 0x00, 0x00, 0xff},
+    [LVR_Q8_0] = {34, {0, -1}, 0x00, 0x80, 0x7f}, [LVR_Q4_K] = {144, {0, 2}, 0x00, 0x00, 0xff},
+    [LVR_Q5_K] = {176, {0, 2}, 0x00, 0x00, 0xff}, [LVR_Q6_K] = {210, {208, -1}, 0x00, 0x80, 0xff},
+};
+
+static void fill_blocks(kt_weights shape, uint8_t *rows, size_t bytes, const gguf_block *block)
 {
-    for (size_t i = 0; i < bytes; i += block) {
-        const uint16_t d = half_of_shape(shape);
-        memcpy(rows + i, &d, sizeof d);
-        for (size_t j = 2; j < block; j++)
-            rows[i + j] = code_of_shape(shape, zero, lowest, highest);
+    for (size_t i = 0; i < bytes; i += block->bytes) {
+        for (size_t j = 0; j < block->bytes; j++)
+            rows[i + j] = code_of_shape(shape, block->zero, block->lowest, block->highest);
+        for (int n = 0; n < 2 && block->halves[n] >= 0; n++) {
+            const uint16_t half = half_of_shape(shape);
+            memcpy(rows + i + block->halves[n], &half, sizeof half);
+        }
     }
 }
 
@@ -226,20 +289,18 @@ static float weight_f32(kt_weights shape)
 
 void kt_fill_weights(lvr_wtype t, kt_weights shape, uint8_t *rows, size_t bytes)
 {
-    if (t == LVR_Q8_0) {
-        fill_blocks(shape, rows, bytes, 34, 0, 0x80, 0x7f);
+    if (gguf_blocks[t].bytes != 0) {
+        fill_blocks(shape, rows, bytes, &gguf_blocks[t]);
         return;
     }
-    if (t == LVR_Q4_0) {
-        fill_blocks(shape, rows, bytes, 18, 0x88, 0x00, 0xff);
-        return;
-    }
-    for (size_t i = 0; i < bytes; i += t == LVR_F16 ? 2 : 4) {
+    for (size_t i = 0; i < bytes; i += t == LVR_F32 ? 4 : 2) {
         const float f = weight_f32(shape);
         const uint16_t h = shape == KW_ZERO ? lvr_f32_to_f16(f) : half_of_shape(shape);
-        if (t == LVR_F16)
-            memcpy(rows + i, &h, sizeof h);
-        else
+        if (t == LVR_F32)
             memcpy(rows + i, &f, sizeof f);
+        else if (t == LVR_F16)
+            memcpy(rows + i, &h, sizeof h);
+        else /* the upper half of the float */
+            memcpy(rows + i, (const uint8_t *)&f + 2, 2);
     }
 }

@@ -9,9 +9,15 @@
 #include "common/rng.h"
 #include "engine/kernels/kernels.h"
 
-/* Seed: first argument, else LVR_TEST_SEED, else 1. Printed, so that a failure can be repeated. */
+/*
+ * Arguments: [--quick] [--level LEVEL] [SEED]. The seed is else LVR_TEST_SEED, else 1; it is printed, so that
+ * a failure can be repeated. Ends the program with 77, saying why, if the machine does not have the level
+ * asked for.
+ */
 void kt_begin(int argc, char **argv, const char *name);
-int kt_end(void); /* exit status */
+bool kt_wants_level(lvr_cpu_level level); /* all, without --level */
+uint32_t kt_rounds(uint32_t n);           /* n, or an eighth of it with --quick (emulators are slow) */
+int kt_end(void);                         /* exit status */
 extern lvr_rng kt_rng;
 
 /* Counts and prints a failure (the first few of a program); true if `ok`. */
@@ -40,6 +46,7 @@ float kt_uniform(float lo, float hi);
 typedef enum kt_shape {
     KT_NORMAL,    /* standard normal */
     KT_FLAT,      /* +c and -c only: every quantised value is +-127 */
+    KT_ONE_SIGN,  /* 64 times -c, 64 times +c: the largest sums of quantised values */
     KT_ZERO,      /* +0 and -0 */
     KT_SUBNORMAL, /* down to the least float */
     KT_TINY,      /* blocks from 2^-117 to 2^-123: quantisation gives up below 2^-120 */
@@ -55,9 +62,9 @@ void kt_fill(kt_shape shape, float *x, size_t n);
 /* Shapes of GGUF rows. */
 typedef enum kt_weights {
     KW_RANDOM,
-    KW_LOWEST,     /* every code the least: -128 or -8 */
-    KW_HIGHEST,    /* 127 or 7 */
-    KW_ZERO,       /* zero weights under a non-zero scale */
+    KW_LOWEST,     /* every code the least; Q6_K: every scale -128 */
+    KW_HIGHEST,    /* every code the greatest; K types: every bit of the scales set, too */
+    KW_ZERO,       /* zero weights under a non-zero scale (Q5_0: all bits zero) */
     KW_EXTREMES,   /* least and greatest mixed */
     KW_SUBNORMAL,  /* subnormal scales or weights */
     KW_HUGE,       /* largest finite scales or weights */

@@ -1,4 +1,5 @@
-/* A short timing recording of the embedded pair: pool, flash reader, ring and recorder at once. */
+/* A short timing recording of the embedded pair: pool, flash reader, ring, recorder and accelerator at once.
+ */
 #include "engine/decode.h"
 #include "tests/tsan/tap.h"
 #include <ftw.h>
@@ -54,15 +55,15 @@ static bool record(lvr_session *s, const char *path, result *ret, lvr_error *err
 }
 
 static void run(const paths *p, const char *policy_name, lvr_flash_engine engine, uint32_t threads,
-                result *ret)
+                const char *accel, result *ret)
 {
     lvr_error err = LVR_ERROR_INIT;
     lvr_policy policy;
     lvr_session_config c;
     lvr_session *s = NULL;
     char what[96];
-    snprintf(what, sizeof what, "%s, %s, %u threads", policy_name,
-             engine == LVR_FLASH_PREAD ? "lanes" : "any engine", threads);
+    snprintf(what, sizeof what, "%s, %s, %u threads, %s", policy_name,
+             engine == LVR_FLASH_PREAD ? "lanes" : "any engine", threads, accel ? accel : "no accelerator");
     lvr_session_config_init(&c);
     c.target_path = p->target;
     c.draft_path = p->draft;
@@ -72,6 +73,8 @@ static void run(const paths *p, const char *policy_name, lvr_flash_engine engine
     c.n_ctx = 64;
     c.threads = threads;
     c.flash_engine = engine;
+    c.accel = accel;
+    c.place = accel ? LVR_PLACE_NPU : LVR_PLACE_CPU;
     if (tap_status(lvr_policy_init(&policy, policy_name, &err), &err, what) &&
         tap_status(lvr_session_new(&c, &s, &err), &err, what)) {
         tap_ok(record(s, p->trace, ret, &err), what);
@@ -91,18 +94,19 @@ int main(void)
     char folder[] = "lvr-tsan-decode-XXXXXX";
     const char *root = getenv("LVR_SOURCE_ROOT");
     paths p;
-    result plain = {0}, random = {0}, lanes = {0};
+    result plain = {0}, random = {0}, lanes = {0}, matrix = {0};
     if (!tap_ok(root && mkdtemp(folder), "LVR_SOURCE_ROOT and a folder"))
         return tap_done();
     setenv("LVR_CACHE_DIR", folder, 1); /* packs made on the way go there */
     snprintf(p.target, sizeof p.target, "%s/models/lever-target-10m-q8_0.gguf", root);
     snprintf(p.draft, sizeof p.draft, "%s/models/lever-draft-1m-q8_0.gguf", root);
     snprintf(p.trace, sizeof p.trace, "%s/run.h5", folder);
-    run(&p, "ar", LVR_FLASH_AUTO, 1, &plain);
-    run(&p, "random", LVR_FLASH_AUTO, 2, &random);
-    run(&p, "random", LVR_FLASH_PREAD, 4, &lanes);
+    run(&p, "ar", LVR_FLASH_AUTO, 1, NULL, &plain);
+    run(&p, "random", LVR_FLASH_AUTO, 2, NULL, &random);
+    run(&p, "random", LVR_FLASH_PREAD, 4, NULL, &lanes);
+    run(&p, "random", LVR_FLASH_PREAD, 2, "matrix", &matrix);
     tap_ok(plain.n > 0 && memcmp(&plain, &random, sizeof plain) == 0 &&
-               memcmp(&plain, &lanes, sizeof plain) == 0,
+               memcmp(&plain, &lanes, sizeof plain) == 0 && memcmp(&plain, &matrix, sizeof plain) == 0,
            "the same tokens each time");
     tap_ok(nftw(folder, remove_one, 8, FTW_DEPTH | FTW_PHYS) == 0, "cleans up");
     return tap_done();

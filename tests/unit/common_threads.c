@@ -17,38 +17,55 @@ static lvr_pool *new_pool(uint32_t n)
     return pool;
 }
 
-typedef struct visit {
-    /* Plain, not atomic: the pool's own barriers must order the accesses, and the sanitizer checks that. */
-    uint64_t per_worker[LVR_POOL_MAX_THREADS];
-    uint64_t round;
-    pthread_t caller;
-} visit;
+#define N_ITEMS 256u
 
-static void count_visit(void *arg, uint32_t worker, uint32_t n_workers)
+/* A run's work: items to be claimed. Plain fields on purpose: the pool's own barriers must order the
+ * accesses, and the sanitizer checks that. */
+typedef struct claims {
+    uint64_t round;
+    uint64_t items[N_ITEMS], per_worker[LVR_POOL_MAX_THREADS];
+    _Atomic uint32_t next;
+    _Atomic bool bad;
+    pthread_t caller;
+} claims;
+
+static void claim_items(void *arg, uint32_t worker, uint32_t n_workers)
 {
-    visit *v = arg;
-    if (worker < n_workers)
-        v->per_worker[worker] += v->round;
+    claims *c = arg;
+    if (worker >= n_workers || c->round == 0)
+        c->bad = true;
     if (worker == 0)
-        v->caller = pthread_self();
+        c->caller = pthread_self();
+    uint32_t i;
+    while ((i = atomic_fetch_add(&c->next, 1)) < N_ITEMS) {
+        c->items[i] += c->round;
+        c->per_worker[worker]++;
+    }
 }
 
 static void check_pool(uint32_t n_threads, uint64_t rounds)
 {
     lvr_pool *pool = new_pool(n_threads);
-    visit v = {0};
+    claims c = {0};
     uint64_t sum = 0;
-    for (v.round = 1; v.round <= rounds; v.round++) {
-        lvr_pool_run(pool, count_visit, &v);
-        sum += v.round;
-        for (uint32_t w = 0; w < n_threads; w++)
-            cr_assert_eq(v.per_worker[w], sum);
+    for (uint64_t round = 1; round <= rounds; round++) {
+        c.round = round;
+        c.next = 0;
+        lvr_pool_run(pool, claim_items, &c);
+        sum += round;
+        for (uint32_t i = 0; i < N_ITEMS; i++)
+            cr_assert_eq(c.items[i], sum);
     }
-    cr_assert(pthread_equal(v.caller, pthread_self()));
+    uint64_t claimed = 0;
+    for (uint32_t w = 0; w < LVR_POOL_MAX_THREADS; w++)
+        claimed += c.per_worker[w];
+    cr_assert_eq(claimed, rounds * N_ITEMS);
+    cr_assert(!c.bad);
+    cr_assert(pthread_equal(c.caller, pthread_self()));
     lvr_pool_free(pool);
 }
 
-Test(pool, every_worker_runs_once_per_round)
+Test(pool, every_item_is_claimed_once_per_run)
 {
     for (uint32_t n = 1; n <= 8; n++)
         check_pool(n, 2000);
@@ -59,6 +76,150 @@ Test(pool, oversubscription_does_not_collapse, .timeout = 60)
     const uint64_t start = lvr_now_ns();
     check_pool(LVR_POOL_MAX_THREADS, 300);
     cr_assert_lt(lvr_now_ns() - start, UINT64_C(30000000000));
+}
+
+typedef struct short_run {
+    uint64_t number; /* of the run; 0 once it is over */
+    _Atomic uint32_t calls, late;
+} short_run;
+
+static void look_at_run(void *arg, uint32_t worker, uint32_t n_workers)
+{
+    (void)worker;
+    (void)n_workers;
+    short_run *r = arg;
+    if (r->number == 0)
+        r->late++;
+    r->calls++;
+}
+
+/* Most workers come too late for such runs, and must find them closed. */
+Test(pool, a_run_that_is_over_takes_no_late_workers, .timeout = 60)
+{
+    for (uint32_t n = 2; n <= 32; n *= 4) {
+        lvr_pool *pool = new_pool(n);
+        for (uint64_t i = 1; i <= 20000; i++) {
+            short_run r = {.number = i};
+            lvr_pool_run(pool, look_at_run, &r);
+            cr_assert_eq(r.late, 0);
+            cr_assert(r.calls >= 1 && r.calls <= n);
+            r.number = 0;
+        }
+        lvr_pool_free(pool);
+    }
+}
+
+static void do_nothing(void *arg, uint32_t worker, uint32_t n_workers)
+{
+    (void)arg;
+    (void)worker;
+    (void)n_workers;
+}
+
+/* The pool's count of runs wraps for the first time after a thousand. */
+Test(pool, outlives_its_run_counter, .timeout = 60)
+{
+    lvr_pool *pool = new_pool(2);
+    for (uint32_t i = 0; i < 100000; i++)
+        lvr_pool_run(pool, do_nothing, NULL);
+    claims c = {.round = 1};
+    lvr_pool_run(pool, claim_items, &c);
+    for (uint32_t i = 0; i < N_ITEMS; i++)
+        cr_assert_eq(c.items[i], 1);
+    lvr_pool_free(pool);
+}
+
+static void work_if_caller(void *arg, uint32_t worker, uint32_t n_workers)
+{
+    if (worker == 0)
+        claim_items(arg, worker, n_workers);
+}
+
+Test(pool, the_caller_alone_gets_all_done)
+{
+    lvr_pool *pool = new_pool(4);
+    claims c = {0};
+    for (c.round = 1; c.round <= 100; c.round++) {
+        c.next = 0;
+        lvr_pool_run(pool, work_if_caller, &c);
+    }
+    cr_assert_eq(c.per_worker[0], 100 * N_ITEMS);
+    cr_assert_eq(c.items[N_ITEMS - 1], 5050);
+    lvr_pool_free(pool);
+}
+
+typedef struct recall_check {
+    lvr_pool *pool;
+    _Atomic uint32_t calls;
+} recall_check;
+
+static void wait_for_second_call(void *arg, uint32_t worker, uint32_t n_workers)
+{
+    (void)n_workers;
+    recall_check *r = arg;
+    if (worker != 0) {
+        r->calls++;
+        return;
+    }
+    while (r->calls < 2) {
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        lvr_pool_recall(r->pool);
+    }
+}
+
+Test(pool, recall_brings_back_a_worker_that_has_returned, .timeout = 60)
+{
+    recall_check r = {.pool = new_pool(2)};
+    lvr_pool_run(r.pool, wait_for_second_call, &r);
+    cr_assert_geq(r.calls, 2);
+    lvr_pool_free(r.pool);
+}
+
+Test(pool, recall_with_nobody_to_call)
+{
+    lvr_pool *pool = new_pool(1);
+    lvr_pool_recall(pool);
+    lvr_pool_run(pool, do_nothing, NULL);
+    lvr_pool_free(pool);
+}
+
+typedef struct gate_check {
+    lvr_gate there, back;
+    uint64_t spin_ns;
+    uint64_t payload; /* plain: the gates order it */
+    uint64_t wrong;
+} gate_check;
+
+#define GATE_ROUNDS 3000u
+
+static void *answer(void *arg)
+{
+    gate_check *g = arg;
+    for (uint32_t i = 0; i < GATE_ROUNDS; i++) {
+        lvr_gate_wait(&g->there, i, g->spin_ns);
+        g->wrong += g->payload != i;
+        g->payload = i + 1;
+        lvr_gate_set(&g->back, i + 1);
+    }
+    return NULL;
+}
+
+Test(gate, hands_over_what_was_written, .timeout = 60)
+{
+    for (uint64_t spin_ns = 0; spin_ns <= 20000; spin_ns += 10000) {
+        gate_check g = {.spin_ns = spin_ns};
+        pthread_t thread;
+        cr_assert_eq(pthread_create(&thread, NULL, answer, &g), 0);
+        for (uint32_t i = 0; i < GATE_ROUNDS; i++) {
+            lvr_gate_set(&g.there, i + 1);
+            lvr_gate_wait(&g.back, i, g.spin_ns);
+            g.wrong += g.payload != i + 1;
+        }
+        pthread_join(thread, NULL);
+        cr_assert_eq(g.wrong, 0);
+        cr_assert(!lvr_gate_spin(&g.back, GATE_ROUNDS, 1000));
+        cr_assert(lvr_gate_spin(&g.back, 0, 1000));
+    }
 }
 
 Test(pool, refuses_bad_sizes)
@@ -143,40 +304,57 @@ static uint64_t process_cpu_ns(void)
     return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
 }
 
+/* The caller waits asleep until the worker is inside. */
 static void sleep_in_worker_one(void *arg, uint32_t worker, uint32_t n_workers)
 {
-    (void)arg;
     (void)n_workers;
-    if (worker == 1)
-        nanosleep(&(struct timespec){.tv_nsec = 200000000}, NULL);
+    lvr_gate *inside = arg;
+    if (worker == 0) {
+        lvr_gate_wait(inside, 0, 0);
+        return;
+    }
+    lvr_gate_set(inside, 1);
+    nanosleep(&(struct timespec){.tv_nsec = 200000000}, NULL);
 }
 
 Test(pool, neither_idling_nor_waiting_burns_cpu)
 {
     lvr_pool *pool = new_pool(2);
-    lvr_pool_run(pool, sleep_in_worker_one, NULL);
+    lvr_gate inside = {0};
+    lvr_pool_run(pool, sleep_in_worker_one, &inside);
     const uint64_t before = process_cpu_ns();
     nanosleep(&(struct timespec){.tv_nsec = 200000000}, NULL);
-    lvr_pool_run(pool, sleep_in_worker_one, NULL);
+    inside.value = 0;
+    lvr_pool_run(pool, sleep_in_worker_one, &inside);
     cr_assert_lt(process_cpu_ns() - before, UINT64_C(40000000));
     lvr_pool_free(pool);
 }
 
+typedef struct mask_check {
+    lvr_gate read;
+    int blocked;
+} mask_check;
+
 static void read_mask(void *arg, uint32_t worker, uint32_t n_workers)
 {
     (void)n_workers;
+    mask_check *m = arg;
+    if (worker == 0) {
+        lvr_gate_wait(&m->read, 0, 0);
+        return;
+    }
     sigset_t set;
     pthread_sigmask(SIG_SETMASK, NULL, &set);
-    if (worker == 1)
-        *(int *)arg = sigismember(&set, SIGINT);
+    m->blocked = sigismember(&set, SIGINT);
+    lvr_gate_set(&m->read, 1);
 }
 
 Test(pool, workers_leave_signals_to_the_program)
 {
     lvr_pool *pool = new_pool(2);
-    int blocked = -1;
-    lvr_pool_run(pool, read_mask, &blocked);
-    cr_assert_eq(blocked, 1);
+    mask_check m = {.blocked = -1};
+    lvr_pool_run(pool, read_mask, &m);
+    cr_assert_eq(m.blocked, 1);
     sigset_t set;
     pthread_sigmask(SIG_SETMASK, NULL, &set);
     cr_assert_eq(sigismember(&set, SIGINT), 0);

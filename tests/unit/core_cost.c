@@ -4,6 +4,9 @@
 
 #include <criterion/criterion.h>
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 static lvr_cost_table table(void)
 {
@@ -81,4 +84,146 @@ Test(core_cost, residency_is_spread)
     lvr_geometry_set_resident(&g, 1.0);
     cr_assert_eq(lvr_geometry_stream_bytes(&g), 0);
     near(lvr_cost_round_ns(&(lvr_cost_table){0}, &g, 10, 1, 0, 0), 10);
+}
+
+/* ---- accelerators ---- */
+
+static lvr_cost_table table_with_npu(void)
+{
+    lvr_cost_table t = table();
+    t.npu[LVR_OP_LAYER] = (lvr_npu_cost){
+        .n = 2, .bucket = {4, 16}, .ns = {100, 160}, .ctx_ns = 0.5, .launch_ns = 40, .sync_ns = 10};
+    return t;
+}
+
+Test(core_cost, a_ticket_is_a_stair)
+{
+    const lvr_cost_table t = table_with_npu();
+    const lvr_npu_cost *c = &t.npu[LVR_OP_LAYER];
+    near(lvr_npu_run_ns(c, 1, 0), 100);
+    near(lvr_npu_run_ns(c, 4, 0), 100);
+    near(lvr_npu_run_ns(c, 5, 0), 160);
+    near(lvr_npu_run_ns(c, 32, 0), 320);
+    near(lvr_npu_run_ns(c, 1, 10), 100 + 0.5 * 4 * 10);
+    near(lvr_npu_ticket_ns(c, 16, 0), 40 + 160 + 10);
+    cr_assert_eq(lvr_bucket_of(c->bucket, c->n, 17), 17);
+    cr_assert(lvr_cost_has_npu(&t));
+}
+
+Test(core_cost, the_cheaper_unit)
+{
+    lvr_cost_table t = table_with_npu();
+    lvr_geometry g = schedule(LVR_IO_SERIAL);
+    const lvr_op layer = LVR_OP_LAYER;
+    /* On the CPU 100 ns for one row, 10 more for each further one; a ticket 150 ns up to four rows, then 210.
+     */
+    cr_assert_eq(lvr_cost_unit(&t, LVR_PLACE_AUTO, layer, 1, 0), LVR_UNIT_CPU);
+    cr_assert_eq(lvr_cost_unit(&t, LVR_PLACE_AUTO, layer, 12, 0), LVR_UNIT_CPU, "210 against 210");
+    cr_assert_eq(lvr_cost_unit(&t, LVR_PLACE_AUTO, layer, 13, 0), LVR_UNIT_NPU);
+    cr_assert_eq(lvr_cost_unit(&t, LVR_PLACE_CPU, layer, 13, 0), LVR_UNIT_CPU);
+    cr_assert_eq(lvr_cost_unit(&t, LVR_PLACE_NPU, layer, 1, 0), LVR_UNIT_NPU);
+    cr_assert_eq(lvr_cost_unit(&t, LVR_PLACE_AUTO, LVR_OP_HEAD, 1, 0), LVR_UNIT_CPU, "no terms");
+    g.place = LVR_PLACE_AUTO;
+    near(lvr_cost_verify_ns(&t, &g, 13, 0), 4 * 210);
+    near(lvr_cost_verify_ns(&t, &g, 1, 0), 4 * 100);
+    g.place = LVR_PLACE_NPU;
+    near(lvr_cost_verify_ns(&t, &g, 1, 0), 4 * 150);
+    t.op[layer].curve.n = 0;
+    cr_assert_eq(lvr_cost_unit(&t, LVR_PLACE_AUTO, layer, 1, 0), LVR_UNIT_NPU, "all it has");
+    t.npu[layer].n = 0;
+    cr_assert_not(lvr_cost_has_npu(&t));
+}
+
+static lvr_status parse(const char *text, lvr_cost_table *ret, lvr_error *err)
+{
+    lvr_yaml_doc *doc = NULL;
+    lvr_status st = lvr_yaml_load_mem("cost.yaml", text, strlen(text), &doc, err);
+    if (st == LVR_OK)
+        st = lvr_cost_table_from_yaml(lvr_yaml_root(doc), ret, err);
+    if (st == LVR_OK)
+        st = lvr_yaml_check_used(doc, err);
+    lvr_yaml_free(doc);
+    return st;
+}
+
+static void format(const lvr_cost_table *t, lvr_buf *out)
+{
+    lvr_yaml_out y;
+    lvr_yaml_out_init(&y, out);
+    lvr_cost_table_to_yaml(t, &y);
+    cr_assert_not(out->failed);
+}
+
+/* The text with the first `from` replaced. */
+static char *changed(const char *text, const char *from, const char *to)
+{
+    const char *at = strstr(text, from);
+    char *ret = NULL;
+    cr_assert_not_null(at, "no \"%s\" in: %s", from, text);
+    cr_assert_gt(asprintf(&ret, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from)), 0);
+    return ret;
+}
+
+static void refuse(const char *text, const char *from, const char *to, const char *says)
+{
+    lvr_error err = LVR_ERROR_INIT;
+    lvr_cost_table t;
+    char *bad = changed(text, from, to);
+    cr_assert_eq(parse(bad, &t, &err), LVR_ERR_CONFIG, "%s", bad);
+    cr_assert_not_null(strstr(err.msg, says), "expected \"%s\" in: %s", says, err.msg);
+    free(bad);
+}
+
+Test(core_cost, accelerator_terms_in_yaml)
+{
+    lvr_cost_table t = table_with_npu(), back;
+    lvr_error err = LVR_ERROR_INIT;
+    lvr_buf text = LVR_BUF_INIT;
+    t.op[LVR_OP_DRAFT] = t.op[LVR_OP_EMBED] = t.op[LVR_OP_COMMIT] = t.op[LVR_OP_PLAN] = t.op[LVR_OP_HEAD];
+    format(&t, &text);
+    cr_assert_eq(parse(text.data, &back, &err), LVR_OK, "%s", err.msg);
+    cr_assert_eq(memcmp(&back.npu, &t.npu, sizeof t.npu), 0);
+    refuse(text.data, "buckets: [4, 16]", "buckets: [16, 4]", "17");
+    refuse(text.data, "buckets: [4, 16]", "buckets: [4]", "1 buckets and 2 ns");
+    refuse(text.data, "buckets: [4, 16]", "buckets: []", "buckets");
+    refuse(text.data, "launch_ns: 40", "launch_ns: -40", "launch_ns");
+    refuse(text.data, "launch_ns: 40", "launch_nz: 40", "launch_ns");
+    refuse(text.data, "sync_ns: 10", "sync_ns: 10\n    sink_ns: 10", "sink_ns");
+    /* Never run on the CPU: no knots there, but only with accelerator terms. */
+    t.op[LVR_OP_LAYER].curve.n = 0;
+    lvr_buf_free(&text);
+    text = LVR_BUF_INIT;
+    format(&t, &text);
+    cr_assert_eq(parse(text.data, &back, &err), LVR_OK, "%s", err.msg);
+    cr_assert_eq(back.op[LVR_OP_LAYER].curve.n, 0);
+    lvr_buf_free(&text);
+    text = LVR_BUF_INIT;
+    t.npu[LVR_OP_LAYER].n = 0;
+    format(&t, &text);
+    cr_assert_eq(parse(text.data, &back, &err), LVR_ERR_CONFIG);
+    lvr_buf_free(&text);
+}
+
+Test(core_cost, placement_in_yaml)
+{
+    lvr_error err = LVR_ERROR_INIT;
+    for (int place = 0; place < 3; place++) {
+        lvr_geometry g = schedule(LVR_IO_PIPELINED), back;
+        lvr_buf text = LVR_BUF_INIT;
+        lvr_yaml_out y;
+        lvr_yaml_doc *doc = NULL;
+        g.place = (lvr_place)place;
+        lvr_yaml_out_init(&y, &text);
+        lvr_geometry_to_yaml(&g, &y);
+        cr_assert_eq(strstr(text.data, "place") != NULL, place != LVR_PLACE_CPU,
+                     "files without stay as they were");
+        cr_assert_eq(lvr_yaml_load_mem("schedule", text.data, text.len, &doc, &err), LVR_OK, "%s", err.msg);
+        cr_assert_eq(lvr_geometry_from_yaml(lvr_yaml_root(doc), &back, &err), LVR_OK, "%s", err.msg);
+        cr_assert_eq(back.place, g.place);
+        lvr_yaml_free(doc);
+        lvr_buf_free(&text);
+    }
+    lvr_place p;
+    cr_assert_eq(lvr_place_parse("gpu", &p, &err), LVR_ERR_CONFIG);
+    cr_assert_not_null(strstr(err.msg, "gpu"));
 }

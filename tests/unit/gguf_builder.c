@@ -103,6 +103,10 @@ static struct gguf_tiny with_defaults(const struct gguf_tiny *spec)
     s.d_ff = s.d_ff ? s.d_ff : 96;
     s.n_ctx = s.n_ctx ? s.n_ctx : 256;
     s.scale = s.scale != 0 ? s.scale : 1.0f;
+    s.arch = s.arch != NULL ? s.arch : "llama";
+    s.v_type = s.v_type != 0 ? s.v_type : s.type;
+    s.head_type = s.head_type != 0 ? s.head_type : s.type;
+    s.rope_base = s.rope_base != 0 ? s.rope_base : 10000.0f;
     return s;
 }
 
@@ -167,20 +171,51 @@ static void put_vocab(lvr_buf *b, uint32_t vocab)
 
 #define TINY_KEYS 18u
 
+static uint32_t head_dim(const struct gguf_tiny *s)
+{
+    return s->head_dim != 0 ? s->head_dim : s->d_model / s->n_heads;
+}
+
+static bool is_arch(const struct gguf_tiny *s, const char *name)
+{
+    return strcmp(s->arch, name) == 0;
+}
+
+static uint32_t count_keys(const struct gguf_tiny *s)
+{
+    return TINY_KEYS + (s->head_dim != 0 ? 2 : 0) + (s->rope_factor != 0 ? 2 : 0) +
+           (s->extra_key != NULL ? 1 : 0);
+}
+
+static const char *arch_key(const struct gguf_tiny *s, const char *name, char key[96])
+{
+    snprintf(key, 96, "%s.%s", s->arch, name);
+    return key;
+}
+
 static void put_meta(lvr_buf *b, const struct gguf_tiny *s)
 {
-    gguf_put_kv_str(b, "general.architecture", "llama");
+    char k[96];
+    gguf_put_kv_str(b, "general.architecture", s->arch);
     gguf_put_kv_str(b, "general.name", "tiny");
-    gguf_put_kv_u32(b, "llama.vocab_size", s->vocab);
-    gguf_put_kv_u32(b, "llama.context_length", s->n_ctx);
-    gguf_put_kv_u32(b, "llama.embedding_length", s->d_model);
-    gguf_put_kv_u32(b, "llama.block_count", s->n_layers);
-    gguf_put_kv_u32(b, "llama.feed_forward_length", s->d_ff);
-    gguf_put_kv_u32(b, "llama.attention.head_count", s->n_heads);
-    gguf_put_kv_u32(b, "llama.attention.head_count_kv", s->n_kv);
-    gguf_put_kv_f32(b, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
-    gguf_put_kv_u32(b, "llama.rope.dimension_count", s->d_model / s->n_heads);
-    gguf_put_kv_f32(b, "llama.rope.freq_base", 10000.0f);
+    gguf_put_kv_u32(b, arch_key(s, "vocab_size", k), s->vocab);
+    gguf_put_kv_u32(b, arch_key(s, "context_length", k), s->n_ctx);
+    gguf_put_kv_u32(b, arch_key(s, "embedding_length", k), s->d_model);
+    gguf_put_kv_u32(b, arch_key(s, "block_count", k), s->n_layers);
+    gguf_put_kv_u32(b, arch_key(s, "feed_forward_length", k), s->d_ff);
+    gguf_put_kv_u32(b, arch_key(s, "attention.head_count", k), s->n_heads);
+    gguf_put_kv_u32(b, arch_key(s, "attention.head_count_kv", k), s->n_kv);
+    gguf_put_kv_f32(b, arch_key(s, "attention.layer_norm_rms_epsilon", k), 1e-5f);
+    gguf_put_kv_u32(b, arch_key(s, "rope.dimension_count", k), head_dim(s));
+    gguf_put_kv_f32(b, arch_key(s, "rope.freq_base", k), s->rope_base);
+    if (s->head_dim != 0) {
+        gguf_put_kv_u32(b, arch_key(s, "attention.key_length", k), s->head_dim);
+        gguf_put_kv_u32(b, arch_key(s, "attention.value_length", k), s->head_dim);
+    }
+    if (s->rope_factor != 0) {
+        gguf_put_kv_str(b, arch_key(s, "rope.scaling.type", k), "linear");
+        gguf_put_kv_f32(b, arch_key(s, "rope.scaling.factor", k), s->rope_factor);
+    }
     gguf_put_kv_str(b, "tokenizer.ggml.model", "llama");
     put_vocab(b, s->vocab);
     gguf_put_kv_u32(b, "tokenizer.ggml.bos_token_id", 1);
@@ -196,20 +231,46 @@ struct plan {
     uint64_t offset; /* of the next tensor's data, from the data section's start */
 };
 
-/* Bytes of one row. Written here and not taken from the kernels, so that the builder is a second opinion. */
-static uint64_t row_bytes(lvr_wtype type, uint64_t n_in)
+/* What a block of each type is. Written here and not taken from the kernels, so that the builder is a second
+ * opinion. */
+struct block {
+    uint32_t values, bytes;
+};
+
+static struct block block_of(lvr_wtype type)
 {
     switch (type) {
     case LVR_F32:
-        return n_in * 4;
+        return (struct block){1, 4};
     case LVR_F16:
-        return n_in * 2;
+    case LVR_BF16:
+        return (struct block){1, 2};
     case LVR_Q8_0:
-        return n_in / 32 * 34;
+        return (struct block){32, 34};
     case LVR_Q4_0:
-        return n_in / 32 * 18;
+        return (struct block){32, 18};
+    case LVR_Q4_1:
+        return (struct block){32, 20};
+    case LVR_Q5_0:
+        return (struct block){32, 22};
+    case LVR_Q5_1:
+        return (struct block){32, 24};
+    case LVR_Q4_K:
+        return (struct block){256, 144};
+    case LVR_Q5_K:
+        return (struct block){256, 176};
+    case LVR_Q6_K:
+        return (struct block){256, 210};
+    case LVR_WTYPE_SLOTS:
+        break;
     }
-    return 0;
+    return (struct block){1, 0};
+}
+
+static uint64_t row_bytes(lvr_wtype type, uint64_t n_in)
+{
+    const struct block block = block_of(type);
+    return n_in / block.values * block.bytes;
 }
 
 static lvr_wtype norm_type(const struct gguf_tiny *s)
@@ -217,49 +278,161 @@ static lvr_wtype norm_type(const struct gguf_tiny *s)
     return s->f16_norms ? LVR_F16 : LVR_F32;
 }
 
-static void plan_tensor(struct plan *p, const char *name, lvr_wtype type, uint64_t n_out, uint64_t n_in)
-{
-    const uint64_t dims[2] = {n_in, n_out};
-    gguf_put_tensor(p->table, name, n_out == 1 ? 1 : 2, dims, type, p->offset);
-    p->offset += n_out * row_bytes(type, n_in);
-    p->offset = (p->offset + ALIGN - 1) / ALIGN * ALIGN;
-}
+/* What values a tensor gets: around 0, or for norms and RoPE's factors around 1. */
+enum tiny_kind { TINY_MATRIX, TINY_BIAS, TINY_NORM };
 
 struct tiny_tensor {
-    const char *suffix;
-    bool norm;
+    char name[64];
+    enum tiny_kind kind;
+    lvr_wtype type;
     uint32_t n_out, n_in;
+    float std;
+    bool duplicate_rows;
 };
 
-#define TINY_LAYER_TENSORS 9u
+#define TINY_LAYER_TENSORS 15u
+#define TINY_TENSORS(n_layers) (4u + TINY_LAYER_TENSORS * (n_layers))
 
-static void layer_tensors(const struct gguf_tiny *s, struct tiny_tensor t[TINY_LAYER_TENSORS])
+struct tiny_list {
+    const struct gguf_tiny *spec;
+    struct tiny_tensor *tensors;
+    uint32_t n;
+};
+
+static struct tiny_tensor *add_matrix(struct tiny_list *l, const char *name, lvr_wtype type, uint32_t n_out,
+                                      uint32_t n_in, float scale)
 {
-    const uint32_t d = s->d_model, kv = d / s->n_heads * s->n_kv, ff = s->d_ff;
-    const struct tiny_tensor list[TINY_LAYER_TENSORS] = {
-        {"attn_norm", true, 1, d},  {"attn_q", false, d, d},      {"attn_k", false, kv, d},
-        {"attn_v", false, kv, d},   {"attn_output", false, d, d}, {"ffn_norm", true, 1, d},
-        {"ffn_gate", false, ff, d}, {"ffn_up", false, ff, d},     {"ffn_down", false, d, ff},
-    };
-    memcpy(t, list, sizeof(list));
+    struct tiny_tensor *t = &l->tensors[l->n++];
+    *t = (struct tiny_tensor){
+        .kind = TINY_MATRIX, .type = type, .n_out = n_out, .n_in = n_in, .std = scale / sqrtf((float)n_in)};
+    snprintf(t->name, sizeof(t->name), "%s", name);
+    return t;
 }
 
-static void put_table(lvr_buf *b, const struct gguf_tiny *s)
+static void add_vector(struct tiny_list *l, const char *name, enum tiny_kind kind, uint32_t n)
 {
-    struct tiny_tensor t[TINY_LAYER_TENSORS];
-    struct plan p = {.table = b};
-    layer_tensors(s, t);
-    plan_tensor(&p, "token_embd.weight", s->type, s->vocab, s->d_model);
-    for (uint32_t l = 0; l < s->n_layers; l++) {
-        for (uint32_t i = 0; i < TINY_LAYER_TENSORS; i++) {
-            char name[64];
-            snprintf(name, sizeof(name), "blk.%u.%s.weight", l, t[i].suffix);
-            plan_tensor(&p, name, t[i].norm ? norm_type(s) : s->type, t[i].n_out, t[i].n_in);
-        }
+    struct tiny_tensor *t = &l->tensors[l->n++];
+    *t = (struct tiny_tensor){.kind = kind,
+                              .type = norm_type(l->spec),
+                              .n_out = 1,
+                              .n_in = n,
+                              .std = kind == TINY_BIAS ? 0.5f : 0.1f};
+    snprintf(t->name, sizeof(t->name), "%s", name);
+}
+
+static const char *in_layer(uint32_t layer, const char *suffix, char name[64])
+{
+    snprintf(name, 64, "blk.%u.%s", layer, suffix);
+    return name;
+}
+
+static void add_layer(struct tiny_list *l, uint32_t layer)
+{
+    const struct gguf_tiny *s = l->spec;
+    const uint32_t d = s->d_model, q = s->n_heads * head_dim(s), kv = s->n_kv * head_dim(s), ff = s->d_ff;
+    char name[64];
+    add_vector(l, in_layer(layer, "attn_norm.weight", name), TINY_NORM, d);
+    add_matrix(l, in_layer(layer, "attn_q.weight", name), s->type, q, d, 1);
+    add_matrix(l, in_layer(layer, "attn_k.weight", name), s->type, kv, d, 1);
+    add_matrix(l, in_layer(layer, "attn_v.weight", name), s->v_type, kv, d, 1);
+    add_matrix(l, in_layer(layer, "attn_output.weight", name), s->type, d, q, 1);
+    if (is_arch(s, "qwen2") || s->biases) {
+        add_vector(l, in_layer(layer, "attn_q.bias", name), TINY_BIAS, q);
+        add_vector(l, in_layer(layer, "attn_k.bias", name), TINY_BIAS, kv);
+        add_vector(l, in_layer(layer, "attn_v.bias", name), TINY_BIAS, kv);
     }
-    plan_tensor(&p, "output_norm.weight", norm_type(s), 1, s->d_model);
+    if (s->biases)
+        add_vector(l, in_layer(layer, "attn_output.bias", name), TINY_BIAS, d);
+    if (is_arch(s, "qwen3")) {
+        add_vector(l, in_layer(layer, "attn_q_norm.weight", name), TINY_NORM, head_dim(s));
+        add_vector(l, in_layer(layer, "attn_k_norm.weight", name), TINY_NORM, head_dim(s));
+    }
+    add_vector(l, in_layer(layer, "ffn_norm.weight", name), TINY_NORM, d);
+    add_matrix(l, in_layer(layer, "ffn_gate.weight", name), s->type, ff, d, 1);
+    add_matrix(l, in_layer(layer, "ffn_up.weight", name), s->type, ff, d, 1);
+    add_matrix(l, in_layer(layer, "ffn_down.weight", name), s->v_type, d, ff, 1);
+}
+
+/* All tensors, in the order of the file. */
+static void list_tensors(struct tiny_list *l)
+{
+    const struct gguf_tiny *s = l->spec;
+    const float root = sqrtf((float)s->d_model);
+    /* Tied: one matrix for both, with the head's variance: logits would explode with the embedding's. */
+    struct tiny_tensor *embd = add_matrix(l, "token_embd.weight", s->tied ? s->head_type : s->type, s->vocab,
+                                          s->d_model, s->tied ? s->scale : root);
+    embd->duplicate_rows = s->tied && s->duplicate_head_rows;
+    for (uint32_t layer = 0; layer < s->n_layers; layer++)
+        add_layer(l, layer);
+    add_vector(l, "output_norm.weight", TINY_NORM, s->d_model);
     if (!s->tied)
-        plan_tensor(&p, "output.weight", s->type, s->vocab, s->d_model);
+        add_matrix(l, "output.weight", s->head_type, s->vocab, s->d_model, s->scale)->duplicate_rows =
+            s->duplicate_head_rows;
+    if (s->rope_freqs) {
+        add_vector(l, "rope_freqs.weight", TINY_NORM, head_dim(s) / 2);
+        l->tensors[l->n - 1].type = LVR_F32;
+        l->tensors[l->n - 1].std = 0.3f;
+    }
+}
+
+static void put_table(lvr_buf *b, const struct tiny_list *l)
+{
+    uint64_t offset = 0;
+    for (uint32_t i = 0; i < l->n; i++) {
+        const struct tiny_tensor *t = &l->tensors[i];
+        const uint64_t dims[2] = {t->n_in, t->n_out};
+        gguf_put_tensor(b, t->name, t->n_out == 1 ? 1 : 2, dims, t->type, offset);
+        offset += t->n_out * row_bytes(t->type, t->n_in);
+        offset = (offset + ALIGN - 1) / ALIGN * ALIGN;
+    }
+}
+
+static void put_half(lvr_buf *b, float x)
+{
+    const uint16_t h = lvr_f32_to_f16(x);
+    lvr_buf_append(b, &h, sizeof(h));
+}
+
+static void put_random_bytes(lvr_buf *b, lvr_rng *rng, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        const uint8_t byte = (uint8_t)lvr_rng_below(rng, 256);
+        lvr_buf_append(b, &byte, 1);
+    }
+}
+
+/* Scales of 6 bits would be half of the time above 31: halves of that keep d above f16's least. */
+static void put_random_q6_k(lvr_buf *b, lvr_rng *rng, float std)
+{
+    put_random_bytes(b, rng, 128 + 64);
+    for (uint32_t i = 0; i < 16; i++) {
+        const int8_t scale = (int8_t)((int)lvr_rng_below(rng, 64) - 32);
+        lvr_buf_append(b, &scale, 1);
+    }
+    put_half(b, std / 341.5f);
+}
+
+/* A block whose codes are all random: d is its scale such that values have the standard deviation `std`, and
+ * its minimum such that their mean is about 0. */
+static void put_random_block(lvr_buf *b, lvr_rng *rng, lvr_wtype type, float std)
+{
+    static const struct {
+        float codes_std, min; /* in units of d */
+        bool has_min;
+    } rows[LVR_WTYPE_SLOTS] = {
+        [LVR_Q4_1] = {4.61f, -7.5f, true},  [LVR_Q5_0] = {9.23f, 0, false},
+        [LVR_Q5_1] = {9.23f, -15.5f, true}, [LVR_Q4_K] = {258.3f, 7.5f, true},
+        [LVR_Q5_K] = {526.9f, 15.5f, true},
+    };
+    if (type == LVR_Q6_K) {
+        put_random_q6_k(b, rng, std);
+        return;
+    }
+    const float d = std / rows[type].codes_std;
+    put_half(b, d);
+    if (rows[type].has_min)
+        put_half(b, rows[type].min * d);
+    put_random_bytes(b, rng, block_of(type).bytes - (rows[type].has_min ? 4 : 2));
 }
 
 static void put_q8_0(lvr_buf *b, const float *x)
@@ -292,111 +465,106 @@ static void put_q4_0(lvr_buf *b, const float *x)
     lvr_buf_append(b, q, sizeof(q));
 }
 
-static void put_row(lvr_buf *b, lvr_wtype type, const float *x, uint32_t n)
+static uint16_t bf16_of(float x)
 {
-    switch (type) {
-    case LVR_F32:
-        lvr_buf_append(b, x, n * sizeof(*x));
-        return;
-    case LVR_F16:
-        for (uint32_t i = 0; i < n; i++) {
-            const uint16_t h = lvr_f32_to_f16(x[i]);
-            lvr_buf_append(b, &h, 2);
-        }
-        return;
-    case LVR_Q8_0:
-    case LVR_Q4_0:
-        for (uint32_t i = 0; i < n; i += 32) {
-            if (type == LVR_Q8_0)
-                put_q8_0(b, x + i);
-            else
-                put_q4_0(b, x + i);
-        }
-        return;
-    }
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof(bits));
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16); /* to nearest, ties to even */
 }
 
-struct fill {
-    lvr_wtype type;
-    uint32_t n_out, n_in;
-    bool norm;
-    float scale;
-    bool duplicate_rows;
-};
-
-static lvr_status put_matrix(lvr_buf *b, lvr_rng *rng, const struct fill *f, lvr_error *err)
+/* false: not a type that x is quantised to here. */
+static bool put_row(lvr_buf *b, lvr_wtype type, const float *x, uint32_t n)
 {
-    float *row = calloc(f->n_in, sizeof(*row));
+    for (uint32_t i = 0; i < n; i += block_of(type).values) {
+        const uint16_t bf16 = bf16_of(x[i]);
+        if (type == LVR_F32)
+            lvr_buf_append(b, &x[i], sizeof(x[i]));
+        else if (type == LVR_F16)
+            put_half(b, x[i]);
+        else if (type == LVR_BF16)
+            lvr_buf_append(b, &bf16, sizeof(bf16));
+        else if (type == LVR_Q8_0)
+            put_q8_0(b, x + i);
+        else if (type == LVR_Q4_0)
+            put_q4_0(b, x + i);
+        else
+            return false;
+    }
+    return true;
+}
+
+static lvr_status put_tensor_data(lvr_buf *b, lvr_rng *rng, const struct tiny_tensor *t, lvr_error *err)
+{
+    float *row = calloc(t->n_in, sizeof(*row));
+    uint64_t last = b->len;
     if (row == NULL)
         return lvr_fail(err, LVR_ERR_NOMEM, "building a tiny GGUF: out of memory");
-    const float std = f->scale / sqrtf((float)f->n_in);
-    for (uint32_t o = 0; o < f->n_out; o++) {
-        const bool keep = f->duplicate_rows && o % 2 == 1;
-        for (uint32_t i = 0; !keep && i < f->n_in; i++)
-            row[i] = f->norm ? 1.0f + 0.1f * (float)lvr_rng_normal(rng) : std * (float)lvr_rng_normal(rng);
-        put_row(b, f->type, row, f->n_in);
+    for (uint32_t o = 0; o < t->n_out && !b->failed; o++) {
+        const uint64_t begin = b->len;
+        if (t->duplicate_rows && o % 2 == 1) {
+            const uint64_t n = begin - last;
+            char *copy = malloc(n);
+            if (copy != NULL)
+                memcpy(copy, b->data + last, n);
+            lvr_buf_append(b, copy, copy != NULL ? n : 0);
+            free(copy);
+            continue;
+        }
+        last = begin;
+        for (uint32_t i = 0; i < t->n_in; i++)
+            row[i] = (t->kind == TINY_NORM ? 1.0f : 0.0f) + t->std * (float)lvr_rng_normal(rng);
+        if (!put_row(b, t->type, row, t->n_in))
+            for (uint32_t i = 0; i < t->n_in; i += block_of(t->type).values)
+                put_random_block(b, rng, t->type, t->std);
     }
     gguf_pad(b, ALIGN);
     free(row);
     return LVR_OK;
 }
 
-static lvr_status put_layer(lvr_buf *b, lvr_rng *rng, const struct gguf_tiny *s, lvr_error *err)
+static bool is_possible(const struct gguf_tiny *s)
 {
-    struct tiny_tensor t[TINY_LAYER_TENSORS];
-    layer_tensors(s, t);
-    for (uint32_t i = 0; i < TINY_LAYER_TENSORS; i++) {
-        const struct fill f = {.type = t[i].norm ? norm_type(s) : s->type,
-                               .n_out = t[i].n_out,
-                               .n_in = t[i].n_in,
-                               .norm = t[i].norm,
-                               .scale = 1.0f};
-        const lvr_status status = put_matrix(b, rng, &f, err);
-        if (status != LVR_OK)
-            return status;
-    }
-    return LVR_OK;
+    const bool arch = is_arch(s, "llama") || is_arch(s, "qwen2") || is_arch(s, "qwen3");
+    const uint32_t unit = block_of(s->type).values, v_unit = block_of(s->v_type).values;
+    return arch && s->vocab >= FIRST_PIECE && s->vocab <= 100000 &&
+           (s->head_dim != 0 || s->d_model % s->n_heads == 0) && s->d_model % 32 == 0 && s->d_ff % 32 == 0 &&
+           s->n_heads % s->n_kv == 0 && s->d_model % unit == 0 && s->n_heads * head_dim(s) % unit == 0 &&
+           s->d_model % v_unit == 0 && s->d_ff % v_unit == 0 &&
+           s->d_model % block_of(s->head_type).values == 0;
 }
 
-static lvr_status put_data(lvr_buf *b, const struct gguf_tiny *s, lvr_error *err)
+static lvr_status build(const struct gguf_tiny *s, struct tiny_list *l, lvr_buf *out, lvr_error *err)
 {
     lvr_rng rng;
+    lvr_status status = LVR_OK;
+    list_tensors(l);
+    gguf_put_head(out, l->n, count_keys(s));
+    put_meta(out, s);
+    put_table(out, l);
+    gguf_pad(out, ALIGN);
     lvr_rng_init(&rng, s->seed, "gguf_tiny");
-    const struct fill norm = {.type = norm_type(s), .n_out = 1, .n_in = s->d_model, .norm = true};
-    struct fill embd = {
-        .type = s->type, .n_out = s->vocab, .n_in = s->d_model, .scale = sqrtf((float)s->d_model)};
-    struct fill head = {.type = s->type, .n_out = s->vocab, .n_in = s->d_model, .scale = s->scale};
-    head.duplicate_rows = s->duplicate_head_rows;
-    if (s->tied) /* one matrix for both, with the head's variance: logits would explode with the embedding's
-                  */
-        embd = head;
-
-    lvr_status status = put_matrix(b, &rng, &embd, err);
-    for (uint32_t l = 0; status == LVR_OK && l < s->n_layers; l++)
-        status = put_layer(b, &rng, s, err);
-    if (status == LVR_OK)
-        status = put_matrix(b, &rng, &norm, err);
-    if (status == LVR_OK && !s->tied)
-        status = put_matrix(b, &rng, &head, err);
-    return status;
+    for (uint32_t i = 0; status == LVR_OK && i < l->n; i++)
+        status = put_tensor_data(out, &rng, &l->tensors[i], err);
+    if (status != LVR_OK)
+        return status;
+    return out->failed ? lvr_fail(err, LVR_ERR_NOMEM, "building a tiny GGUF: out of memory") : LVR_OK;
 }
 
 lvr_status gguf_build_tiny_mem(const struct gguf_tiny *spec, lvr_buf *out, lvr_error *err)
 {
     const struct gguf_tiny s = with_defaults(spec);
-    if (s.vocab < FIRST_PIECE || s.vocab > 100000 || s.d_model % s.n_heads != 0 || s.d_model % 32 != 0 ||
-        s.d_ff % 32 != 0 || s.n_heads % s.n_kv != 0)
-        return lvr_fail(err, LVR_ERR_USAGE,
-                        "gguf_tiny: vocab in 259..100000, widths multiples of 32, heads dividing");
-    gguf_put_head(out, 2 + (s.tied ? 0 : 1) + (uint64_t)TINY_LAYER_TENSORS * s.n_layers,
-                  TINY_KEYS + (s.extra_key != NULL ? 1 : 0));
-    put_meta(out, &s);
-    put_table(out, &s);
-    gguf_pad(out, ALIGN);
-    const lvr_status status = put_data(out, &s, err);
-    if (status != LVR_OK)
-        return status;
-    return out->failed ? lvr_fail(err, LVR_ERR_NOMEM, "building a tiny GGUF: out of memory") : LVR_OK;
+    struct tiny_list l = {.spec = &s};
+    if (!is_possible(&s))
+        return lvr_fail(
+            err, LVR_ERR_USAGE,
+            "gguf_tiny: a known architecture, vocab in 259..100000, widths multiples of the types' blocks, "
+            "heads dividing");
+    l.tensors = calloc(TINY_TENSORS(s.n_layers), sizeof(*l.tensors));
+    if (l.tensors == NULL)
+        return lvr_fail(err, LVR_ERR_NOMEM, "building a tiny GGUF: out of memory");
+    const lvr_status status = build(&s, &l, out, err);
+    free(l.tensors);
+    return status;
 }
 
 lvr_status gguf_build_tiny(const char *path, const struct gguf_tiny *spec, lvr_error *err)

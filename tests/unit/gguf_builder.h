@@ -1,6 +1,6 @@
 /*
  * Builds small GGUF files for tests: a byte-level builder (any key, any tensor, also wrong ones) and whole
- * tiny llama models with random weights.
+ * tiny models with random weights.
  */
 #ifndef LVR_TESTS_GGUF_BUILDER_H
 #define LVR_TESTS_GGUF_BUILDER_H
@@ -11,17 +11,25 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* A tiny llama model. Zero means the default in brackets. */
+/* A tiny model. Zero means the default in brackets. */
 struct gguf_tiny {
-    uint32_t vocab;    /* [300]: <unk> <s> </s>, 256 byte tokens, then printable pieces; at least 259 */
-    uint32_t n_layers; /* [2] */
-    uint32_t d_model;  /* [64] */
-    uint32_t n_heads;  /* [4] */
-    uint32_t n_kv;     /* [2] */
-    uint32_t d_ff;     /* [96] */
-    uint32_t n_ctx;    /* [256] */
-    bool f16_norms;    /* norms are F16 instead of F32 */
-    lvr_wtype type;    /* of matrices and embeddings; see f16_norms for the norms */
+    const char *arch;    /* ["llama"], "qwen2" (with biases of q, k, v) or "qwen3" (with norms of q, k) */
+    uint32_t head_dim;   /* [d_model / n_heads]; with a value, the file states it as key_length */
+    uint32_t vocab;      /* [300]: <unk> <s> </s>, 256 byte tokens, then printable pieces; at least 259 */
+    uint32_t n_layers;   /* [2] */
+    uint32_t d_model;    /* [64] */
+    uint32_t n_heads;    /* [4] */
+    uint32_t n_kv;       /* [2] */
+    uint32_t d_ff;       /* [96] */
+    uint32_t n_ctx;      /* [256] */
+    bool f16_norms;      /* norms are F16 instead of F32 */
+    lvr_wtype type;      /* of matrices and embeddings; see f16_norms for the norms and biases */
+    lvr_wtype v_type;    /* of attn_v and ffn_down; 0: as type */
+    lvr_wtype head_type; /* of output.weight, or token_embd.weight if tied; 0: as type */
+    bool biases;         /* llama: biases of q, k, v and the attention's output */
+    bool rope_freqs;     /* a rope_freqs.weight tensor */
+    float rope_factor;   /* linear RoPE scaling; 0: none stated */
+    float rope_base;     /* [10000] */
     uint64_t seed;
     bool tied;   /* no output.weight */
     float scale; /* [1]: multiplies the head's (tied: the embedding's) weights: larger is more peaked */
@@ -31,6 +39,8 @@ struct gguf_tiny {
     uint32_t extra_u32;
 };
 
+/* Weights are random normal numbers for types that a line of code quantises to (F32, F16, BF16, Q8_0, Q4_0),
+ * and random codes of the same variance for the others. */
 lvr_status gguf_build_tiny(const char *path, const struct gguf_tiny *spec, lvr_error *err);
 /* The same bytes in memory. */
 lvr_status gguf_build_tiny_mem(const struct gguf_tiny *spec, lvr_buf *out, lvr_error *err);

@@ -224,10 +224,10 @@ Test(pack_cache, packs_to_a_named_file_but_not_over_the_model)
     snprintf(out, sizeof out, "%s/out.lvrpack", dir);
     snprintf(alias, sizeof alias, "%s/alias", dir);
     cr_assert_eq(symlink(gguf_path, alias), 0);
-    cr_expect_eq(lvr_pack_from_gguf(gguf_path, gguf_path, &err), LVR_ERR_IO);
-    cr_expect_eq(lvr_pack_from_gguf(gguf_path, alias, &err), LVR_ERR_IO);
+    cr_expect_eq(lvr_pack_from_gguf(gguf_path, gguf_path, NULL, &err), LVR_ERR_IO);
+    cr_expect_eq(lvr_pack_from_gguf(gguf_path, alias, NULL, &err), LVR_ERR_IO);
     cr_expect(strstr(err.msg, "the model itself") != NULL, "%s", err.msg);
-    cr_assert_eq(lvr_pack_from_gguf(alias, out, &err), LVR_OK, "%s", err.msg);
+    cr_assert_eq(lvr_pack_from_gguf(alias, out, NULL, &err), LVR_OK, "%s", err.msg);
     cr_assert_eq(lvr_pack_open(out, &p, &err), LVR_OK, "%s", err.msg);
     lvr_pack_free(p);
 }

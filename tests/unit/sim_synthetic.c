@@ -27,9 +27,11 @@ Test(sim_synthetic, shapes_have_the_sizes_their_names_say)
     const struct {
         const char *name;
         double billions;
-    } models[] = {{"llama-3.1-8b", 8.03},    {"llama-3.2-1b", 1.24}, {"qwen3-8b", 8.19},
-                  {"qwen3-14b", 14.77},      {"qwen3-0.6b", 0.596},  {"lever-target-10m", .0105},
-                  {"lever-draft-1m", .00112}};
+    } models[] = {{"llama-3.1-8b", 8.03},     {"llama-3.2-1b", 1.24}, {"qwen3-8b", 8.19},
+                  {"qwen3-14b", 14.77},       {"qwen3-0.6b", 0.596},  {"lever-target-10m", .0105},
+                  {"lever-draft-1m", .00112}, {"llama-2-7b", 6.74},   {"tinyllama-1.1b", 1.10},
+                  {"qwen3-1.7b", 1.72},       {"qwen3-4b", 4.02},     {"qwen2.5-0.5b", .494},
+                  {"qwen2.5-1.5b", 1.54},     {"qwen2.5-7b", 7.62}};
     for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
         const lvr_shape s = shape(models[i].name);
         cr_expect_lt(fabs(billions(&s) / models[i].billions - 1.0), 0.01, "%s: %g", models[i].name,

@@ -1,0 +1,251 @@
+/*
+ * A panel: up to 8 blocks (256 inputs, a super-block of the K types) of one group, unpacked for the products
+ * of AVX-512 and AMX. Weights are unpacked once per panel, whatever the number of rows, and stay in L1 for
+ * all of them.
+ *
+ * The forms of types, by what follows the integer sum of a block (s0, s1: of the first and last 16 inputs):
+ *   PLAIN   acc += (s0 + s1) * (d * da)                                   Q8_0, Q4_0, Q5_0
+ *   MIN     and acc += qsum * (m * da)                                    Q4_1, Q5_1
+ *   SUPER   acc += (k0 * (s0 + s1)) * (d * da), (k1 * qsum) * (m * da)    Q4_K, Q5_K
+ *   HALVES  acc += (k0 * s0 + k1 * s1) * (d * da)                         Q6_K
+ * The integer products k * s are taken in float: they are below 2^24, thus exact but for their sign where
+ * they are 0 (0 * -s is -0), which no result shows: acc is never -0, for it starts as +0, and what is added
+ * to it is a multiple of the least float, so that a sum is 0 only if it is exactly that.
+ */
+#ifndef LVR_ENGINE_KERNELS_X86_AVX512_PANEL_H
+#define LVR_ENGINE_KERNELS_X86_AVX512_PANEL_H
+
+#include "engine/kernels/levels.h"
+#include "engine/kernels/x86_intrin.h"
+
+#define INLINE static inline __attribute__((always_inline))
+#define QUADS (LVR_BLOCK / 4u) /* of inputs, in a block */
+#define QUAD_BYTES (LVR_GROUP * 4u)
+#define CODE_BYTES (QUADS * QUAD_BYTES) /* of a block */
+#define PANEL_BLOCKS LVR_SUPER_BLOCKS
+#define CACHE_LINE 64u
+
+typedef enum form { PLAIN, MIN, SUPER, HALVES } form;
+#define FORMS 4u
+
+typedef struct panel {
+    _Alignas(64) uint8_t code[PANEL_BLOCKS][CODE_BYTES]; /* [block][quad][output][4 inputs] */
+    float d[PANEL_BLOCKS][LVR_GROUP];
+    float m[PANEL_BLOCKS][LVR_GROUP];    /* MIN, SUPER */
+    float k[PANEL_BLOCKS][2][LVR_GROUP]; /* SUPER, HALVES */
+} panel;
+
+/* What the types differ in. */
+typedef struct panel_type {
+    form form;            /* block_bytes 0: no quantised type */
+    uint32_t block_bytes; /* of a group; SUPER, HALVES: an eighth of a super-block */
+    int bias;             /* code - bias = weight */
+} panel_type;
+
+static const panel_type panel_types[LVR_WTYPE_SLOTS] = {
+    [LVR_Q8_0] = {PLAIN, LVR_Q8_BLOCK_BYTES, LVR_Q8_BIAS},
+    [LVR_Q4_0] = {PLAIN, LVR_Q4_BLOCK_BYTES, LVR_Q4_BIAS},
+    [LVR_Q5_0] = {PLAIN, LVR_Q5_0_BLOCK_BYTES, 16},
+    [LVR_Q4_1] = {MIN, LVR_Q4_1_BLOCK_BYTES, 0},
+    [LVR_Q5_1] = {MIN, LVR_Q5_1_BLOCK_BYTES, 0},
+    [LVR_Q4_K] = {SUPER, LVR_Q4_K_SUPER_BYTES / LVR_SUPER_BLOCKS, 0},
+    [LVR_Q5_K] = {SUPER, LVR_Q5_K_SUPER_BYTES / LVR_SUPER_BLOCKS, 0},
+    [LVR_Q6_K] = {HALVES, LVR_Q6_K_SUPER_BYTES / LVR_SUPER_BLOCKS, 32},
+};
+
+INLINE __m512i load_codes(const uint8_t *p)
+{
+    return _mm512_loadu_si512(p);
+}
+
+INLINE __m512 load_halves(const uint8_t *p)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
+}
+
+/* 16 bytes as floats. */
+INLINE __m512 load_u8(const uint8_t *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)));
+}
+
+INLINE __m512 load_s8(const uint8_t *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)));
+}
+
+/* ---- codes of one block ---- */
+
+/* Four bits of each code: quad j from the low nibbles, quad 4 + j from the high ones. */
+INLINE void unpack_nibbles(const uint8_t *q, __m512i ret_w[QUADS])
+{
+    const __m512i low = _mm512_set1_epi8(0x0f);
+    LVR_UNROLL
+    for (unsigned j = 0; j < QUADS / 2u; j++) {
+        const __m512i v = load_codes(q + j * QUAD_BYTES);
+        ret_w[j] = _mm512_and_si512(v, low);
+        ret_w[QUADS / 2u + j] = _mm512_and_si512(_mm512_srli_epi16(v, 4), low);
+    }
+}
+
+/* Bit i of output o's 32-bit word is the fifth bit of input i: byte k of the word, copied to all four bytes
+ * of the output's lane, holds those of quads 2k and 2k + 1. */
+INLINE void add_fifth_bits(const uint8_t *h, __m512i w[QUADS])
+{
+    const __m512i words = load_codes(h), sixteen = _mm512_set1_epi8(16);
+    const __m512i even = _mm512_set1_epi32(0x08040201), odd = _mm512_set1_epi32((int32_t)0x80402010);
+    const __m512i first_bytes =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12));
+    LVR_UNROLL
+    for (unsigned k = 0; k < QUADS / 2u; k++) {
+        const __m512i bits =
+            _mm512_shuffle_epi8(words, _mm512_add_epi8(first_bytes, _mm512_set1_epi8((char)k)));
+        const __mmask64 in_even = _mm512_test_epi8_mask(bits, even);
+        const __mmask64 in_odd = _mm512_test_epi8_mask(bits, odd);
+        w[2 * k] = _mm512_mask_add_epi8(w[2 * k], in_even, w[2 * k], sixteen);
+        w[2 * k + 1] = _mm512_mask_add_epi8(w[2 * k + 1], in_odd, w[2 * k + 1], sixteen);
+    }
+}
+
+/* Bits 2k, 2k + 1 of byte (j, o, i) are bits 4, 5 of the code of quad 2k + j. */
+INLINE void add_upper_pairs(const uint8_t *h, __m512i w[QUADS])
+{
+    const __m512i place = _mm512_set1_epi8(0x30);
+    LVR_UNROLL
+    for (unsigned j = 0; j < 2; j++) {
+        const __m512i v = load_codes(h + j * QUAD_BYTES);
+        w[j] = _mm512_or_si512(w[j], _mm512_and_si512(_mm512_slli_epi16(v, 4), place));
+        w[2 + j] = _mm512_or_si512(w[2 + j], _mm512_and_si512(_mm512_slli_epi16(v, 2), place));
+        w[4 + j] = _mm512_or_si512(w[4 + j], _mm512_and_si512(v, place));
+        w[6 + j] = _mm512_or_si512(w[6 + j], _mm512_and_si512(_mm512_srli_epi16(v, 2), place));
+    }
+}
+
+INLINE void store_block(const __m512i w[QUADS], int bias, uint8_t *code)
+{
+    const __m512i less = _mm512_set1_epi8((char)bias);
+    LVR_UNROLL
+    for (unsigned j = 0; j < QUADS; j++)
+        _mm512_store_si512(code + j * QUAD_BYTES, bias != 0 ? _mm512_sub_epi8(w[j], less) : w[j]);
+}
+
+/* `q`: the block's codes as packed. The codes are stored less `bias`. */
+INLINE void unpack_block(const lvr_wtype t, const uint8_t *q, const int bias, uint8_t *code)
+{
+    __m512i w[QUADS];
+    if (t == LVR_Q8_0) {
+        LVR_UNROLL
+        for (unsigned j = 0; j < QUADS; j++)
+            w[j] = load_codes(q + j * QUAD_BYTES);
+    } else {
+        unpack_nibbles(q, w);
+    }
+    if (t == LVR_Q5_0 || t == LVR_Q5_1 || t == LVR_Q5_K)
+        add_fifth_bits(q + LVR_NIBBLES_BYTES, w);
+    if (t == LVR_Q6_K)
+        add_upper_pairs(q + LVR_NIBBLES_BYTES, w);
+    store_block(w, bias, code);
+}
+
+/* ---- scales, and whole panels ---- */
+
+INLINE void unpack_super_scales(const lvr_wtype t, const uint8_t *super, panel *p)
+{
+    const __m512 d = load_halves(super);
+    const __m512 m = t == LVR_Q6_K ? d : load_halves(super + LVR_SCALES_BYTES); /* Q6_K has none */
+    const uint8_t *scales = super + (t == LVR_Q6_K ? 1u : 2u) * LVR_SCALES_BYTES;
+    for (unsigned b = 0; b < PANEL_BLOCKS; b++) {
+        _mm512_store_ps(p->d[b], d);
+        if (t == LVR_Q6_K) {
+            _mm512_store_ps(p->k[b][0], load_s8(scales + 2u * b * LVR_GROUP));
+            _mm512_store_ps(p->k[b][1], load_s8(scales + (2u * b + 1u) * LVR_GROUP));
+            continue;
+        }
+        _mm512_store_ps(p->m[b], m);
+        _mm512_store_ps(p->k[b][0], load_u8(scales + b * LVR_GROUP));
+        _mm512_store_ps(p->k[b][1], load_u8(scales + (LVR_SUPER_BLOCKS + b) * LVR_GROUP));
+    }
+}
+
+/* Bytes of the panel's head, before the codes of its blocks. */
+INLINE uint32_t super_head(const lvr_wtype t)
+{
+    return t == LVR_Q6_K ? LVR_Q6_K_HEAD_BYTES : LVR_K_HEAD_BYTES;
+}
+
+INLINE void unpack_super(const lvr_wtype t, const uint32_t block_bytes, const uint8_t *at, const int bias,
+                         panel *ret)
+{
+    const uint32_t q_bytes = block_bytes - super_head(t) / LVR_SUPER_BLOCKS;
+    unpack_super_scales(t, at, ret);
+    for (unsigned b = 0; b < PANEL_BLOCKS; b++)
+        unpack_block(t, at + super_head(t) + b * q_bytes, bias, ret->code[b]);
+}
+
+/* The n blocks at `at`. Type and bias are constants where this is inlined; with `scales_only` the codes are
+ * used where they are. Asks for the bytes one panel further on: they are the next to be read, be they of
+ * this group or of the next. */
+INLINE void unpack_panel(const lvr_wtype t, const uint8_t *at, uint32_t n, const int bias,
+                         const bool scales_only, panel *ret)
+{
+    const form f = panel_types[t].form;
+    const uint32_t block_bytes = panel_types[t].block_bytes, head = (f == MIN ? 2u : 1u) * LVR_SCALES_BYTES;
+    const char *ahead = (const char *)at + PANEL_BLOCKS * block_bytes;
+    for (uint32_t i = 0; i < n * block_bytes; i += CACHE_LINE)
+        _mm_prefetch(ahead + i, _MM_HINT_T0);
+    if (f == SUPER || f == HALVES) {
+        unpack_super(t, block_bytes, at, bias, ret);
+        return;
+    }
+    for (uint32_t b = 0; b < n; b++, at += block_bytes) {
+        _mm512_store_ps(ret->d[b], load_halves(at));
+        if (f == MIN)
+            _mm512_store_ps(ret->m[b], load_halves(at + LVR_SCALES_BYTES));
+        if (!scales_only)
+            unpack_block(t, at + head, bias, ret->code[b]);
+    }
+}
+
+typedef void (*unpack_fn)(const uint8_t *at, uint32_t n, panel *ret);
+
+#define UNPACKER(name, t, bias, scales_only)                                                                 \
+    static void unpack_##name(const uint8_t *at, uint32_t n, panel *ret)                                     \
+    {                                                                                                        \
+        unpack_panel(t, at, n, bias, scales_only, ret);                                                      \
+    }
+
+/* ---- from integer sums to the result ---- */
+
+typedef struct block_scales {
+    __m512 d, m, k0, k1;
+} block_scales;
+
+INLINE block_scales load_scales(const form f, const panel *p, uint32_t b)
+{
+    block_scales s;
+    s.d = _mm512_load_ps(p->d[b]);
+    s.m = f == MIN || f == SUPER ? _mm512_load_ps(p->m[b]) : s.d;
+    s.k0 = f == SUPER || f == HALVES ? _mm512_load_ps(p->k[b][0]) : s.d;
+    s.k1 = f == SUPER || f == HALVES ? _mm512_load_ps(p->k[b][1]) : s.d;
+    return s;
+}
+
+/* acc after one block of one row. s1: of HALVES only; qsum: of MIN and SUPER. */
+INLINE __m512 add_block(const form f, const block_scales *w, __m512i s0, __m512i s1, float da_scalar,
+                        float qsum_scalar, __m512 acc)
+{
+    const __m512 da = _mm512_set1_ps(da_scalar), qsum = _mm512_set1_ps(qsum_scalar);
+    __m512 sum = _mm512_cvtepi32_ps(s0);
+    if (f == SUPER || f == HALVES)
+        sum = _mm512_mul_ps(sum, w->k0);
+    if (f == HALVES)
+        sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(s1), w->k1, sum);
+    acc = _mm512_fmadd_ps(sum, _mm512_mul_ps(w->d, da), acc);
+    if (f == MIN)
+        acc = _mm512_fmadd_ps(qsum, _mm512_mul_ps(w->m, da), acc);
+    if (f == SUPER)
+        acc = _mm512_fmadd_ps(_mm512_mul_ps(qsum, w->k1), _mm512_mul_ps(w->m, da), acc);
+    return acc;
+}
+
+#endif
