@@ -206,7 +206,7 @@ static lvr_status run(const agreement_options *o, lvr_error *err)
     lvr_buf out = LVR_BUF_INIT;
     if (o->target == NULL)
         return lvr_fail(err, LVR_ERR_USAGE, "bench agreement: name a target with -m FILE.gguf");
-    lvr_status status = lvr_pair_open(o->target, o->draft, &pair, err);
+    lvr_status status = lvr_pair_open(o->target, o->draft, &lvr_cli_cancel, &pair, err);
     if (status != LVR_OK)
         return status;
     r.synthetic = lvr_pair_synthetic(&pair);

@@ -98,7 +98,7 @@ static void describe_geometry(lvr_oracle *o)
 
 static lvr_status open_models(lvr_oracle *o, const lvr_session_config *c, lvr_error *err)
 {
-    lvr_status status = lvr_pair_open(c->target_path, c->draft_path, &o->pair, err);
+    lvr_status status = lvr_pair_open(c->target_path, c->draft_path, c->cancel, &o->pair, err);
     if (status != LVR_OK)
         return status;
     o->n_ctx = c->n_ctx ? c->n_ctx : o->pair.target.shape->n_ctx_train;

@@ -6,9 +6,11 @@
 
 /* ---- Opening ---- */
 
-static lvr_status open_side(const char *path, const char *what, lvr_side *side, lvr_error *err)
+static lvr_status open_side(const char *path, const char *what, const atomic_bool *cancel, lvr_side *side,
+                            lvr_error *err)
 {
-    lvr_status status = lvr_pack_open_any(path, &side->pack, err);
+    const lvr_pack_options options = {.cancel = cancel};
+    lvr_status status = lvr_pack_open_any_with(path, &options, &side->pack, err);
     if (status != LVR_OK) {
         lvr_error_prefix(err, "%s model", what);
         return status;
@@ -52,9 +54,9 @@ void lvr_pair_free(lvr_pair *p)
     *p = (lvr_pair){0};
 }
 
-static lvr_status open_draft(const char *path, lvr_pair *p, lvr_error *err)
+static lvr_status open_draft(const char *path, const atomic_bool *cancel, lvr_pair *p, lvr_error *err)
 {
-    lvr_status status = open_side(path, "draft", &p->draft, err);
+    lvr_status status = open_side(path, "draft", cancel, &p->draft, err);
     if (status != LVR_OK)
         return status;
     p->has_draft = true;
@@ -64,12 +66,13 @@ static lvr_status open_draft(const char *path, lvr_pair *p, lvr_error *err)
     return status;
 }
 
-lvr_status lvr_pair_open(const char *target_path, const char *draft_path, lvr_pair *ret, lvr_error *err)
+lvr_status lvr_pair_open(const char *target_path, const char *draft_path, const atomic_bool *cancel,
+                         lvr_pair *ret, lvr_error *err)
 {
     lvr_pair p = {0};
-    lvr_status status = open_side(target_path, "target", &p.target, err);
+    lvr_status status = open_side(target_path, "target", cancel, &p.target, err);
     if (status == LVR_OK && draft_path)
-        status = open_draft(draft_path, &p, err);
+        status = open_draft(draft_path, cancel, &p, err);
     if (status != LVR_OK) {
         lvr_pair_free(&p);
         return status;

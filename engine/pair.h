@@ -45,8 +45,9 @@ typedef struct lvr_pair_sizes {
 } lvr_pair_sizes;
 
 /* Opens both packs (draft_path NULL: no draft) and checks that they share their vocabulary. No weights are
- * read. */
-lvr_status lvr_pair_open(const char *target_path, const char *draft_path, lvr_pair *ret, lvr_error *err);
+ * read. A bare GGUF is packed into the cache first, until cancel (NULL: nothing can) is true. */
+lvr_status lvr_pair_open(const char *target_path, const char *draft_path, const atomic_bool *cancel,
+                         lvr_pair *ret, lvr_error *err);
 /* What lvr_pair_load will take in DRAM; layers_bytes and ring_bytes are left alone. */
 void lvr_pair_parts(const lvr_pair *p, const lvr_pair_sizes *sizes, lvr_budget_parts *ret);
 /* Loads weights and makes caches and workspaces. resident[n_layers] of the target; NULL: all. */

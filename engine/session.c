@@ -316,7 +316,7 @@ static lvr_status open_session(lvr_session *s, const lvr_session_config *c, lvr_
     lvr_status status = copy_config(s, c, err);
     if (status != LVR_OK)
         return status;
-    status = lvr_pair_open(s->target_path, s->draft_path, &s->pair, err);
+    status = lvr_pair_open(s->target_path, s->draft_path, s->config.cancel, &s->pair, err);
     if (status != LVR_OK)
         return status;
     status = choose_context(s, err);

@@ -79,7 +79,7 @@ static void check_back_end(struct rig *r, const char *name, lvr_wtype type, cons
 static void check_type(lvr_wtype type)
 {
     const struct gguf_tiny spec = {.vocab = 301,
-                                   .d_model = 128,
+                                   .d_model = 256, /* a super-block */
                                    .n_heads = 4,
                                    .n_kv = 2,
                                    .d_ff = 256,
@@ -129,4 +129,11 @@ Test(inv_accel, f16)
 Test(inv_accel, f32)
 {
     check_type(LVR_F32);
+}
+
+Test(inv_accel, types_with_minima_and_super_blocks)
+{
+    check_type(LVR_Q5_1);
+    check_type(LVR_Q4_K);
+    check_type(LVR_Q6_K);
 }
