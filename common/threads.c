@@ -311,12 +311,13 @@ void lvr_pool_run(lvr_pool *pool, lvr_pool_fn fn, void *arg)
     close_run(pool);
 }
 
+/* The epoch moves whether or not somebody sleeps: a worker on its way out, or spinning outside, must see the
+ * call too. */
 void lvr_pool_recall(lvr_pool *pool)
 {
-    if (atomic_load(&pool->n_asleep) == 0)
-        return;
     atomic_fetch_add(&pool->state, EPOCH_ONE);
-    futex_wake(&pool->state, INT_MAX);
+    if (atomic_load(&pool->n_asleep) != 0)
+        futex_wake(&pool->state, INT_MAX);
 }
 
 /* ---- loops ---- */

@@ -27,7 +27,7 @@ uint32_t lvr_pool_size(const lvr_pool *pool);
  * share the work out by claims, and worker 0 has to return only when no work is left to be claimed. Returns
  * when all calls have; sees all that they wrote. */
 void lvr_pool_run(lvr_pool *pool, lvr_pool_fn fn, void *arg);
-/* Inside a run: there is new work for the workers that have returned from it. Costs one load if none sleeps.
+/* Inside a run: there is new work for the workers that have returned from it. No system call if none sleeps.
  */
 void lvr_pool_recall(lvr_pool *pool);
 /* How long a thread of this pool should spin before it sleeps: 0 where threads outnumber the processors. */

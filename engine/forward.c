@@ -11,6 +11,7 @@
 #include "engine/phases.h"
 
 #define LAYER_PHASES 7u
+#define FFN_UNIT_GROUPS (LVR_BLOCK / LVR_GROUP) /* of a unit of hidden values */
 
 /* Multiply-adds worth handing to another worker: a few tenths of a microsecond. */
 #define MIN_CHUNK_MACS 8192u
@@ -99,6 +100,22 @@ static void work_add(work *w, lvr_range_fn body, uint64_t n_units, uint64_t macs
     w->n++;
 }
 
+/* A product on the matrix unit copies the rows into tiles first, which takes as long as a few groups of
+ * outputs: a claim should be several times that, if that leaves work for all. */
+#define TILE_CLAIM_GROUPS 8u
+#define TILE_LEAST_ROWS 4u /* fewer rows do not go to tiles */
+
+static void work_add_product(work *w, lvr_range_fn body, uint64_t n_units, uint64_t groups_per_unit,
+                             uint64_t macs_per_unit, const job *j)
+{
+    work_add(w, body, n_units, macs_per_unit, j);
+    if (w->kernels->level != LVR_CPU_AMX || w->f->n_rows < TILE_LEAST_ROWS || !w->pool)
+        return;
+    lvr_phase *p = &w->phases[w->n - 1];
+    const uint64_t fair = n_units / (2 * (uint64_t)lvr_pool_size(w->pool));
+    p->chunk = max_u64(p->chunk, min_u64(fair, TILE_CLAIM_GROUPS / max_u64(groups_per_unit, 1)));
+}
+
 static void work_run(work *w)
 {
     lvr_phases_run(w->macs < MIN_POOL_MACS ? NULL : w->pool, w->phases, w->n);
@@ -169,11 +186,15 @@ static void add_norm(work *w, uint64_t n_rows, const float *weight, const uint32
     work_add(w, norm_rows, n_rows, (uint64_t)w->f->shape->d_model * NORM_MACS, &j);
 }
 
-/* One head's outputs for all rows, in `out` [n_rows][stride]. */
-static void multiply_head(const job *j, const lvr_matrix *m, uint32_t head, float *out, uint32_t stride)
+/* The outputs for all rows, in `out` [n_rows][stride], of those units [begin, end) that are heads of `m`,
+ * which has the units [first, first + n). */
+static void multiply_heads(const job *j, const lvr_matrix *m, uint64_t begin, uint64_t end, uint64_t first,
+                           uint64_t n, float *out, uint32_t stride)
 {
     const uint64_t groups = j->f->shape->head_dim / LVR_GROUP;
-    multiply(j, m, head * groups, (head + 1) * groups, out, stride);
+    const uint64_t from = max_u64(begin, first), to = min_u64(end, first + n);
+    if (from < to)
+        multiply(j, m, (from - first) * groups, (to - first) * groups, out, stride);
 }
 
 /* What follows the product of a head's queries, keys or values, for all rows: x [n_rows][stride]. NULL:
@@ -223,22 +244,22 @@ static void project_heads(void *arg, uint64_t begin, uint64_t end, uint32_t work
     const job *j = arg;
     const lvr_forward *f = j->f;
     const uint32_t n_heads = f->shape->n_heads, n_kv = f->shape->n_kv;
+    multiply_heads(j, &j->w->q, begin, end, 0, n_heads, f->q, f->q_dim);
+    multiply_heads(j, &j->w->k, begin, end, n_heads, n_kv, f->k, f->kv_dim);
+    multiply_heads(j, &j->w->v, begin, end, (uint64_t)n_heads + n_kv, n_kv, f->v, f->kv_dim);
     for (uint32_t u = (uint32_t)begin; u < end; u++) {
         if (u < n_heads) {
-            multiply_head(j, &j->w->q, u, f->q, f->q_dim);
             add_head_bias(j, j->w->q_bias, u, f->q, f->q_dim);
             norm_head(j, j->w->q_norm, u, f->q, f->q_dim);
             rotate_head(j, u, f->q, f->q_dim);
         } else if (u < n_heads + n_kv) {
             const uint32_t head = u - n_heads;
-            multiply_head(j, &j->w->k, head, f->k, f->kv_dim);
             add_head_bias(j, j->w->k_bias, head, f->k, f->kv_dim);
             norm_head(j, j->w->k_norm, head, f->k, f->kv_dim);
             rotate_head(j, head, f->k, f->kv_dim);
             store_head(j, head, f->k, f->kv->sk);
         } else {
             const uint32_t head = u - n_heads - n_kv;
-            multiply_head(j, &j->w->v, head, f->v, f->kv_dim);
             add_head_bias(j, j->w->v_bias, head, f->v, f->kv_dim);
             store_head(j, head, f->v, f->kv->sv);
         }
@@ -340,10 +361,9 @@ static void add_residual(work *w, const lvr_matrix *m, const float *bias, const 
 {
     const lvr_forward *f = w->f;
     const job j = {.matrix = *m, .bias = bias, .acts = acts_of(f, in, m->n_in, &f->mid_q)};
-    work_add(w, project_residual, n_groups(m->n_out), (uint64_t)LVR_GROUP * m->n_in * f->n_rows, &j);
+    work_add_product(w, project_residual, n_groups(m->n_out), 1, (uint64_t)LVR_GROUP * m->n_in * f->n_rows,
+                     &j);
 }
-
-#define FFN_UNIT_GROUPS (LVR_BLOCK / LVR_GROUP)
 
 /* gate = silu(gate) * up. Units: blocks of hidden values, whole for the quantisation. */
 static void ffn_hidden(void *arg, uint64_t begin, uint64_t end, uint32_t worker)
@@ -374,8 +394,8 @@ static void add_attention(work *list, const lvr_layer_weights *w, uint32_t layer
              lvr_wtype_quantised(w->q.type) || lvr_wtype_quantised(w->k.type) ||
                  lvr_wtype_quantised(w->v.type));
     const job heads = {.w = w, .layer = layer, .acts = acts_of(f, f->norm, s->d_model, &f->norm_q)};
-    work_add(list, project_heads, (uint64_t)s->n_heads + 2 * (uint64_t)s->n_kv,
-             (uint64_t)s->head_dim * s->d_model * f->n_rows, &heads);
+    work_add_product(list, project_heads, (uint64_t)s->n_heads + 2 * (uint64_t)s->n_kv,
+                     s->head_dim / LVR_GROUP, (uint64_t)s->head_dim * s->d_model * f->n_rows, &heads);
     const job attention = {.layer = layer, .quantise = lvr_wtype_quantised(w->o.type)};
     work_add(list, attend, (uint64_t)s->n_heads / f->heads_per_unit * f->n_rows, attention_macs(f),
              &attention);
@@ -391,8 +411,8 @@ static void add_ffn(work *list, const lvr_layer_weights *w)
     const job hidden = {.w = w,
                         .quantise = lvr_wtype_quantised(w->down.type),
                         .acts = acts_of(f, f->norm, s->d_model, &f->norm_q)};
-    work_add(list, ffn_hidden, lvr_forward_blocks(s->d_ff), 2 * (uint64_t)LVR_BLOCK * s->d_model * f->n_rows,
-             &hidden);
+    work_add_product(list, ffn_hidden, lvr_forward_blocks(s->d_ff), FFN_UNIT_GROUPS,
+                     2 * (uint64_t)LVR_BLOCK * s->d_model * f->n_rows, &hidden);
     add_residual(list, &w->down, NULL, f->gate);
 }
 
@@ -427,7 +447,7 @@ static void head_batch(const lvr_forward *f, const uint32_t *rows, uint32_t n, f
     job j = {.matrix = *head, .out = out, .out_stride = head->n_out};
     j.acts = acts_of(f, f->norm, head->n_in, &f->norm_q);
     j.acts.n_rows = n;
-    work_add(&w, project_groups, n_groups(head->n_out), (uint64_t)LVR_GROUP * head->n_in * n, &j);
+    work_add_product(&w, project_groups, n_groups(head->n_out), 1, (uint64_t)LVR_GROUP * head->n_in * n, &j);
     work_run(&w);
 }
 

@@ -46,8 +46,10 @@ static void work_on(run *r, uint32_t i, uint32_t worker, uint32_t n_workers)
         p->body(p->arg, begin, begin + n, worker);
         if (atomic_fetch_add_explicit(&p->done, n, memory_order_acq_rel) + n < p->n_units)
             continue;
-        lvr_gate_set(&r->n_done, skip_empty(r, i + 1));
-        lvr_pool_recall(r->pool);
+        const uint32_t next = skip_empty(r, i + 1);
+        lvr_gate_set(&r->n_done, next);
+        if (next < r->n)
+            lvr_pool_recall(r->pool);
         return;
     }
 }

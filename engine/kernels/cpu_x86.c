@@ -6,6 +6,7 @@
 #include "engine/kernels/cpu.h"
 
 #include <cpuid.h>
+#include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -82,6 +83,17 @@ static bool has_all(unsigned flags, unsigned wanted)
     return (flags & wanted) == wanted;
 }
 
+/* Nothing above the level that LVR_CPU_LEVEL names is tried: the way round a machine on which the trial
+ * itself goes wrong. */
+static lvr_cpu_level most_allowed(lvr_cpu_facts *ret)
+{
+    const char *name = getenv("LVR_CPU_LEVEL");
+    lvr_cpu_level level = LVR_CPU_AMX;
+    if (name != NULL && !lvr_cpu_level_parse(name, &level))
+        ret->note = "the environment's LVR_CPU_LEVEL is none of c, avx2, avx512, amx: it has no effect";
+    return level;
+}
+
 /* For the whole process, threads to come included. */
 static bool ask_for_tiles(void)
 {
@@ -91,19 +103,21 @@ static bool ask_for_tiles(void)
 void lvr_cpu_probe(lvr_cpu_facts *ret)
 {
     const unsigned flags = usable_features();
+    const lvr_cpu_level most = most_allowed(ret);
     lvr_cpu_list_features(features, sizeof features / sizeof features[0], flags, ret);
     ret->best = LVR_CPU_C;
-    if (!has_all(flags, CPU_AVX2 | CPU_FMA | CPU_F16C))
+    if (most < LVR_CPU_AVX2 || !has_all(flags, CPU_AVX2 | CPU_FMA | CPU_F16C))
         return;
     ret->best = LVR_CPU_AVX2;
-    if (!has_all(flags, CPU_AVX512F | CPU_AVX512DQ | CPU_AVX512BW | CPU_AVX512VL | CPU_AVX512_VNNI))
+    if (most < LVR_CPU_AVX512 ||
+        !has_all(flags, CPU_AVX512F | CPU_AVX512DQ | CPU_AVX512BW | CPU_AVX512VL | CPU_AVX512_VNNI))
         return;
     if (!lvr_cpu_level_agrees(LVR_CPU_AVX512)) {
         ret->note = "avx512: a product differs from C's on this machine; not used";
         return;
     }
     ret->best = LVR_CPU_AVX512;
-    if (!has_all(flags, CPU_AMX_TILE | CPU_AMX_INT8))
+    if (most < LVR_CPU_AMX || !has_all(flags, CPU_AMX_TILE | CPU_AMX_INT8))
         return;
     if (!ask_for_tiles()) {
         ret->note = "amx: the operating system refuses the tile registers to this process; not used";

@@ -218,7 +218,6 @@ static void fill_unit(unit *u, const lvr_acts *a, uint32_t row, uint32_t n_rows,
         u->da[r] = a->d[at];
         u->qsum[r] = (float)(a->hsum[2 * at] + a->hsum[2 * at + 1]);
     }
-    memset(u->q[n_rows], 0, (TILE_ROWS - n_rows) * LVR_BLOCK);
 }
 
 /* Blocks [first, first + n_blocks) of the slab's rows, which begin at `row`. */
