@@ -471,7 +471,7 @@ static void report_text(const findings *f, lvr_buf *out)
     text_memory(f, out);
     lvr_buf_printf(out, "io_uring    %s\n", f->has_uring ? "works" : "refused");
     text_flash(&f->flash, out);
-    lvr_buf_printf(out, "back ends   flash: %spread; accelerators: none in this build\n",
+    lvr_buf_printf(out, "back ends   flash: %spread; accelerators: null, matrix\n",
                    f->has_uring ? "uring, " : "");
     for (uint32_t i = 0; i < f->n_problems; i++) {
         lvr_buf_printf(out, "\n! %s\n", f->problems[i].what);
@@ -536,6 +536,8 @@ static void report_json(const findings *f, lvr_buf *out)
     lvr_json_str(&j, NULL, "pread");
     lvr_json_end_array(&j);
     lvr_json_array(&j, "accelerators");
+    lvr_json_str(&j, NULL, "null");
+    lvr_json_str(&j, NULL, "matrix");
     lvr_json_end_array(&j);
     lvr_json_end_object(&j);
     lvr_json_array(&j, "problems");

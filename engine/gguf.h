@@ -61,6 +61,8 @@ lvr_status lvr_gguf_str_(const lvr_gguf *g, const char *key, const char **ret,
 bool lvr_gguf_has(const lvr_gguf *g, const char *key);
 bool lvr_gguf_bool_or(const lvr_gguf *g, const char *key,
                       bool fallback); /* absent or not a boolean: fallback */
+/* A key that is there but is no boolean is LVR_ERR_FORMAT. */
+lvr_status lvr_gguf_check_bool(const lvr_gguf *g, const char *key, lvr_error *err);
 lvr_status lvr_gguf_str_array(const lvr_gguf *g, const char *key, const lvr_gguf_str **ret, uint64_t *ret_n,
                               lvr_error *err);
 lvr_status lvr_gguf_f32_array(const lvr_gguf *g, const char *key, const float **ret, uint64_t *ret_n,

@@ -134,6 +134,12 @@ bool lvr_gguf_bool_or(const lvr_gguf *g, const char *key, bool fallback)
     return e == NULL || e->type != GGUF_V_BOOL ? fallback : g->header[e->pos] != 0;
 }
 
+lvr_status lvr_gguf_check_bool(const lvr_gguf *g, const char *key, lvr_error *err)
+{
+    const lvr_gguf_entry *e = lvr_gguf_find_entry(g, key);
+    return e == NULL || e->type == GGUF_V_BOOL ? LVR_OK : wrong_type(g, e, "a boolean", err);
+}
+
 static lvr_status find_array(const lvr_gguf *g, const char *key, uint32_t elem_type,
                              const lvr_gguf_entry **ret, lvr_error *err)
 {

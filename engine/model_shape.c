@@ -207,6 +207,9 @@ static lvr_status check_no_variants(const loader *l)
                 key, variants[i].what);
     }
     full_key(l, "attention.causal", key);
+    const lvr_status typed = lvr_gguf_check_bool(l->g, key, l->err);
+    if (typed != LVR_OK)
+        return typed;
     if (!lvr_gguf_bool_or(l->g, key, true))
         return lvr_fail(l->err, LVR_ERR_UNSUPPORTED,
                         "%s: metadata key %s is false (an encoder): this version runs decoders", l->path,

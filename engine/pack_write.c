@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <math.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -149,6 +150,19 @@ static float value_at(const uint8_t *raw, lvr_wtype type, uint64_t i)
     return f;
 }
 
+/* One norm or bias that is no number makes every logit none; they are few enough to look at all. */
+static lvr_status check_finite(const writer *w, const lvr_gguf_tensor *src, const float *values, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (!isfinite(values[i]))
+            return lvr_fail(
+                w->err, LVR_ERR_FORMAT,
+                "%s: tensor %s holds %g, expected finite numbers: the file is damaged; convert or "
+                "download it again",
+                lvr_gguf_path(w->g), src->name, (double)values[i]);
+    return LVR_OK;
+}
+
 static lvr_status put_vector(writer *w, const lvr_gguf_tensor *src, const lvr_pack_tensor *t)
 {
     const uint32_t head_dim = reordered_head(&w->plan->shape, t->role);
@@ -162,6 +176,8 @@ static lvr_status put_vector(writer *w, const lvr_gguf_tensor *src, const lvr_pa
         status = lvr_gguf_read(w->g, src, raw, w->err);
     for (uint32_t i = 0; status == LVR_OK && i < t->n_in; i++)
         values[i] = value_at(raw, src->type, head_dim > 0 ? source_row(i, head_dim) : i);
+    if (status == LVR_OK)
+        status = check_finite(w, src, values, t->n_in);
     if (status == LVR_OK)
         status = put(w, values, t->n_in * sizeof(*values));
     free(values);

@@ -73,7 +73,7 @@ build_and_test() { # build_and_test NAME COMPILER SUITES MESON_OPTIONS...
     for s in $suites; do args+=(--suite "$s"); done
     t0=$SECONDS
     echo "== test $name"
-    meson test -C "$dir" --no-rebuild --print-errorlogs --num-processes 2 "${args[@]}" | tee "$builds/$name-test.log"
+    meson test -C "$dir" --no-rebuild --print-errorlogs --num-processes 2 --timeout-multiplier 3 "${args[@]}" | tee "$builds/$name-test.log"
     count_results "$builds/$name-test.log"
     echo "== test $name: $((SECONDS - t0)) s"
 }

@@ -117,9 +117,10 @@ lvr_status lvr_odds_clarity(const lvr_odds *o, double rate, double *ret, lvr_err
     double lo = 0, hi = MAX_CLARITY;
     const double least = lvr_odds_agreement(o, lo), most = lvr_odds_agreement(o, hi);
     if (!(rate > least && rate < most))
-        return lvr_fail(err, LVR_ERR_CONFIG,
-                        "an agreement of %g cannot be planted: with %u successors it goes from %.2f to %.2f",
-                        rate, o->n, ceil(least * 100) / 100, floor(most * 100) / 100);
+        return lvr_fail(
+            err, LVR_ERR_CONFIG,
+            "an agreement of %g cannot be planted: with %u successors it goes from %.2f to just below %.2f",
+            rate, o->n, ceil(least * 100) / 100, floor(most * 100) / 100);
     for (uint32_t i = 0; i < 24; i++) {
         const double mid = (lo + hi) / 2;
         if (lvr_odds_agreement(o, mid) < rate)

@@ -21,6 +21,14 @@ static lvr_status read_model(const lvr_gguf *g, bool *ret_sentencepiece, lvr_err
                         "%s: tokenizer model \"%s\" is not supported: this version has \"llama\" "
                         "(SentencePiece BPE) and \"gpt2\" (byte-level BPE)",
                         lvr_gguf_path(g), lvr_show(model, strlen(model)).text);
+    static const char *const booleans[] = {"tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_eos_token",
+                                           "tokenizer.ggml.add_space_prefix",
+                                           "tokenizer.ggml.treat_whitespace_as_suffix"};
+    for (size_t i = 0; i < sizeof booleans / sizeof *booleans; i++) {
+        const lvr_status typed = lvr_gguf_check_bool(g, booleans[i], err);
+        if (typed != LVR_OK)
+            return typed;
+    }
     if (lvr_gguf_bool_or(g, "tokenizer.ggml.treat_whitespace_as_suffix", false))
         return lvr_fail(err, LVR_ERR_UNSUPPORTED,
                         "%s: tokenizer.ggml.treat_whitespace_as_suffix is not supported", lvr_gguf_path(g));

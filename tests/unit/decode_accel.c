@@ -107,7 +107,7 @@ Test(decode_accel, cancelled_in_flight)
     lvr_policy policy;
     lvr_session_config c;
     lvr_error err = LVR_ERROR_INIT;
-    atomic_bool cancel = true;
+    atomic_bool cancel = false;
     lvr_run_stats stats;
     const int32_t prompt[3] = {5, 6, 7};
     decode_pair_make(&pair, NULL, LVR_Q8_0);
@@ -118,6 +118,7 @@ Test(decode_accel, cancelled_in_flight)
     c.accel_launch_ns = 5000000;
     c.cancel = &cancel;
     lvr_session *s = decode_open(&c);
+    atomic_store(&cancel, true);
     cr_assert_eq(lvr_session_generate(s, 0, 0, prompt, 3, 4, NULL, NULL, NULL, NULL, &stats, &err),
                  LVR_ERR_INTERRUPTED);
     lvr_session_free(s);

@@ -169,9 +169,9 @@ Test(decode_session, cancel_at_any_token, .timeout = 60)
     for (uint32_t after = 0; after + 1 < whole.n; after += 4) {
         struct canceller k = {.after = after};
         lvr_error err = LVR_ERROR_INIT;
-        atomic_store(&k.flag, after == 0);
         c.cancel = &k.flag;
         lvr_session *s = decode_open(&c);
+        atomic_store(&k.flag, after == 0);
         const lvr_status status = try_generate(s, 3, 30, cancel_after, &k, &err);
         lvr_session_free(s);
         expect_prefix(&whole, &k.out, after);
@@ -180,6 +180,24 @@ Test(decode_session, cancel_at_any_token, .timeout = 60)
         cr_assert_eq(status, LVR_ERR_INTERRUPTED, "after %u: %s", after, err.msg);
         cr_assert(strstr(err.msg, "of 30 tokens"), "the message says what was done: %s", err.msg);
     }
+    decode_pair_remove(&pair);
+}
+
+/* A bare GGUF is packed on first use: that stops too. */
+Test(decode_session, cancel_while_opening)
+{
+    struct decode_pair pair;
+    lvr_policy policy;
+    lvr_session_config c;
+    lvr_error err = LVR_ERROR_INIT;
+    lvr_session *s = NULL;
+    atomic_bool cancel = true;
+    decode_pair_make(&pair, NULL, LVR_Q8_0);
+    decode_policy(&policy, "chain");
+    decode_config(&c, &pair, &policy);
+    c.cancel = &cancel;
+    cr_assert_eq(lvr_session_new(&c, &s, &err), LVR_ERR_INTERRUPTED, "%s", err.msg);
+    cr_assert(s == NULL && strstr(err.msg, "no pack was written") != NULL, "%s", err.msg);
     decode_pair_remove(&pair);
 }
 
