@@ -11,9 +11,9 @@
 #include "common/json.h"
 #include "common/membw.h"
 #include "common/stats.h"
+#include "common/threads.h"
 #include "engine/forward.h"
 #include <math.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -325,8 +325,7 @@ static lvr_status measure_busy(bench_state *s, lvr_error *err)
  * alone. */
 static double fair_share(uint32_t threads, uint32_t busy)
 {
-    cpu_set_t set;
-    const double cores = sched_getaffinity(0, sizeof set, &set) == 0 ? (double)CPU_COUNT(&set) : 1;
+    const double cores = lvr_processors();
     const double fair = cores * threads / (threads + busy);
     return fmin(fair, threads) / fmin(cores, threads);
 }

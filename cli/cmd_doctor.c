@@ -5,13 +5,13 @@
 #include "common/json.h"
 #include "common/membw.h"
 #include "common/rng.h"
+#include "common/threads.h"
 #include "engine/flash/flash.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <linux/magic.h>
 #include <math.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -111,9 +111,7 @@ static void look_at_cpu(findings *f)
 {
     lvr_cpu_flags_text(f->cpu_flags, sizeof f->cpu_flags);
     f->level = lvr_cpu_best();
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0)
-        f->cores = (uint32_t)CPU_COUNT(&set);
+    f->cores = lvr_processors();
     if (f->level == LVR_CPU_C)
         add_problem(
             f, "cpu: no SIMD level this build has kernels for; compute runs portable C, many times slower",

@@ -5,6 +5,7 @@
 #include "common/json.h"
 #include "common/log.h"
 #include "common/param.h"
+#include "common/threads.h"
 #include "engine/synth/synth.h"
 #include "lvr_config.h"
 #include "sim/config_path.h"
@@ -234,8 +235,8 @@ static lvr_status resolve_planting(const synth_options *o, int argc, char *const
 
 static uint32_t all_processors(void)
 {
-    const long n = sysconf(_SC_NPROCESSORS_ONLN);
-    return n < 1 ? 1 : n > 64 ? 64 : (uint32_t)n;
+    const uint32_t n = lvr_processors();
+    return n < LVR_POOL_MAX_THREADS ? n : LVR_POOL_MAX_THREADS;
 }
 
 static lvr_status resolve(const synth_options *o, lvr_synth_options *s, lvr_error *err)

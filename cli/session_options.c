@@ -3,10 +3,10 @@
 #include "cli/cli.h"
 #include "common/fs.h"
 #include "common/log.h"
+#include "common/threads.h"
 #include "costmodel/core/device_preset.h"
 #include "costmodel/fit/fit.h"
 #include "engine/tokenizer/chat.h"
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -122,13 +122,10 @@ static lvr_status change_policy(resolver *r)
 
 /* ---- conditions ---- */
 
-static uint32_t count_cpus(void)
+static uint32_t default_threads(void)
 {
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) != 0)
-        return 1;
-    const int n = CPU_COUNT(&set);
-    return n < 1 ? 1 : n > 64 ? 64 : (uint32_t)n;
+    const uint32_t n = lvr_processors();
+    return n < LVR_POOL_MAX_THREADS ? n : LVR_POOL_MAX_THREADS;
 }
 
 static lvr_cpu_level level_of(const lvr_session_options *o)
@@ -170,7 +167,7 @@ static lvr_status conditions_of_options(resolver *r, lvr_run_conditions *ret)
 {
     const lvr_session_options *o = r->o;
     *ret = (lvr_run_conditions){
-        .threads = o->threads ? o->threads : count_cpus(),
+        .threads = o->threads ? o->threads : default_threads(),
         .depth = o->depth,
         .n_ctx = o->context,
         .prefill_chunk = o->prefill_chunk,

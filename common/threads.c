@@ -214,13 +214,17 @@ static lvr_status start_workers(lvr_pool *pool, lvr_error *err)
                           started + 1, pool->n_threads);
 }
 
+uint32_t lvr_processors(void)
+{
+    cpu_set_t set;
+    const int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    return n < 1 ? 1 : (uint32_t)n;
+}
+
 /* Where threads outnumber the processors, spinning only keeps the awaited thread from running. */
 static uint64_t choose_spin_ns(uint32_t n_threads)
 {
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) != 0)
-        return 0;
-    return n_threads <= (uint32_t)CPU_COUNT(&set) ? SPIN_NS : 0;
+    return n_threads <= lvr_processors() ? SPIN_NS : 0;
 }
 
 lvr_status lvr_pool_new(uint32_t n_threads, lvr_pool **ret_pool, lvr_error *err)

@@ -18,6 +18,8 @@ typedef struct lvr_pool lvr_pool;
 typedef void (*lvr_pool_fn)(void *arg, uint32_t worker, uint32_t n_workers);
 
 #define LVR_POOL_MAX_THREADS 64
+/* Processors this process may run on, at least 1. */
+uint32_t lvr_processors(void);
 /* n_threads in 1..64; with 1 no thread is created. */
 lvr_status lvr_pool_new(uint32_t n_threads, lvr_pool **ret_pool, lvr_error *err);
 void lvr_pool_free(lvr_pool *pool);

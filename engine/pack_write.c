@@ -12,7 +12,6 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -377,12 +376,9 @@ static lvr_status put_all(writer *w, const char *gguf_sha256)
 
 static uint32_t choose_threads(uint32_t wanted)
 {
-    cpu_set_t set;
     if (wanted > 0)
         return wanted < LVR_POOL_MAX_THREADS ? wanted : LVR_POOL_MAX_THREADS;
-    if (sched_getaffinity(0, sizeof(set), &set) != 0)
-        return 1;
-    const uint32_t n = (uint32_t)CPU_COUNT(&set);
+    const uint32_t n = lvr_processors();
     return n < MAX_AUTO_THREADS ? n : MAX_AUTO_THREADS;
 }
 

@@ -10,10 +10,10 @@
 
 #include "common/clock.h"
 #include "common/ring.h"
+#include "common/threads.h"
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -176,8 +176,7 @@ static void choose_kernels(lvr_accel_caps *caps, lvr_kernels *k)
 /* Where there is one processor only, spinning keeps the other side from running. */
 static uint64_t choose_spin_ns(void)
 {
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 1 ? SPIN_NS : 0;
+    return lvr_processors() > 1 ? SPIN_NS : 0;
 }
 
 /* The thread inherits a full signal mask: signals stay the business of the program's own threads. */
