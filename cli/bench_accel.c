@@ -1,17 +1,15 @@
 /* lever bench accel: layers of a model as tickets of an accelerator and on the CPU's pool, by row count, and
  * what handing over and taking back cost. */
 #include "cli/bench.h"
+#include "cli/bench_layers.h"
 #include "cli/cli.h"
 #include "common/clock.h"
 #include "common/json.h"
+#include "common/minmax.h"
 #include "common/stats.h"
 #include "engine/accel/accel.h"
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
-
-#define MAX_ROWS 256u
-#define MAX_CONTEXT (1u << 20)
 
 /* Each row count is run until both are reached, or the cap of layers. */
 #define MIN_PASSES 5u
@@ -32,23 +30,18 @@ typedef struct accel_options {
 
 #define FIELD(f) offsetof(accel_options, f)
 
-static const char *const accel_choices[] = {"null", "matrix", NULL};
+/* One must be given: without "none". */
+#define CHOICES (lvr_accel_choices + 1)
 
 static const lvr_param table[] = {
-    {.name = "model",
-     .short_name = 'm',
-     .type = LVR_PARAM_STR,
-     .offset = FIELD(model),
-     .def = NAN,
-     .help = "the model: a GGUF or a pack",
-     .positional = true},
+    LVR_BENCH_OPTION_MODEL(accel_options),
     {.name = "accel",
      .type = LVR_PARAM_ENUM,
      .offset = FIELD(accel),
      .min = 0,
-     .max = 1,
+     .max = LVR_ACCEL_BACK_END_COUNT - 1,
      .def = 1,
-     .choices = accel_choices,
+     .choices = CHOICES,
      .help = "the accelerator"},
     {.name = "rows",
      .type = LVR_PARAM_STR,
@@ -64,15 +57,7 @@ static const lvr_param table[] = {
      .max = LVR_POOL_MAX_THREADS,
      .def = 1,
      .help = "threads of the CPU's pool that it is compared with"},
-    {.name = "context",
-     .short_name = 'c',
-     .type = LVR_PARAM_U32,
-     .offset = FIELD(context),
-     .min = 0,
-     .max = MAX_CONTEXT,
-     .def = 0,
-     .unit = "positions",
-     .help = "positions already in the KV cache"},
+    LVR_BENCH_OPTION_CONTEXT(accel_options, LVR_BENCH_MAX_CONTEXT),
     {.name = "accel-launch-us",
      .type = LVR_PARAM_DOUBLE,
      .offset = FIELD(launch_us),
@@ -89,11 +74,7 @@ static const lvr_param table[] = {
      .def = 0,
      .unit = "us",
      .help = "delay the moment that its end is seen"},
-    {.name = "json",
-     .type = LVR_PARAM_BOOL,
-     .offset = FIELD(json),
-     .max = 1,
-     .help = "JSON on standard output"},
+    LVR_BENCH_OPTION_JSON(accel_options),
 };
 
 #define N_PARAMS (sizeof table / sizeof *table)
@@ -120,7 +101,7 @@ typedef struct bench_state {
     lvr_pool *pool;
     lvr_forward *forward;
     lvr_accel *accel;
-    lvr_fwd_row fwd[MAX_ROWS];
+    lvr_fwd_row fwd[LVR_BENCH_MAX_ROWS];
     double *samples[3]; /* [MAX_LAYERS_TIMED]: run, launch, sync */
     overhead busy;      /* one after the other */
     overhead woken;     /* the unit had gone to sleep */
@@ -128,38 +109,19 @@ typedef struct bench_state {
     uint32_t n_results;
 } bench_state;
 
-/* A binary tree after the context. */
-static void plant_rows(bench_state *s)
-{
-    for (uint32_t r = 0; r < s->max_rows; r++) {
-        const int32_t parent = r == 0 ? -1 : (int32_t)((r - 1) / 2);
-        s->fwd[r] = (lvr_fwd_row){.token = (int32_t)(r * 7919u % s->model->shape->vocab),
-                                  .position = r == 0 ? s->options->context : s->fwd[parent].position + 1,
-                                  .slot = r,
-                                  .parent_slot = parent};
-    }
-}
-
 static lvr_status open_model(bench_state *s, lvr_error *err)
 {
     lvr_status status = lvr_model_open(s->options->model, NULL, &s->model, err);
     if (status != LVR_OK)
         return status;
-    const lvr_model_shape *shape = s->model->shape;
-    const uint32_t n_ctx = s->options->context + s->max_rows, kv_dim = shape->n_kv * shape->head_dim;
-    status = lvr_kv_init(&s->kv, shape->n_layers, n_ctx, s->max_rows, kv_dim, err);
+    status = lvr_bench_kv_init(&s->kv, s->model->shape, LVR_KV_F16, s->options->context, s->max_rows, err);
     if (status != LVR_OK)
         return status;
-    /* Memory that is really there, whatever it holds. */
-    const size_t cache = (size_t)shape->n_layers * n_ctx * kv_dim;
-    memset(s->kv.k, 0, cache * sizeof *s->kv.k);
-    memset(s->kv.v, 0, cache * sizeof *s->kv.v);
-    s->kv.n_cached = s->options->context;
     lvr_kernels_init(&s->kernels, lvr_cpu_best());
-    plant_rows(s);
+    lvr_bench_plant_tree(s->fwd, s->max_rows, s->options->context, s->model->shape->vocab);
     status = lvr_pool_new(s->options->threads, &s->pool, err);
     return status == LVR_OK
-               ? lvr_forward_new(s->model, &s->kernels, s->pool, &s->kv, s->max_rows, &s->forward, err)
+               ? lvr_forward_new(s->model, &s->kernels, s->pool, &s->kv, s->max_rows, 0, &s->forward, err)
                : status;
 }
 
@@ -173,7 +135,7 @@ static lvr_status open_state(bench_state *s, lvr_error *err)
         if (!s->samples[i])
             return lvr_fail(err, LVR_ERR_NOMEM, "bench accel: out of memory");
     }
-    const lvr_accel_config accel = {.name = accel_choices[s->options->accel],
+    const lvr_accel_config accel = {.name = CHOICES[s->options->accel],
                                     .kernels = &s->kernels,
                                     .launch_ns = (uint64_t)llround(s->options->launch_us * 1e3),
                                     .sync_ns = (uint64_t)llround(s->options->sync_us * 1e3)};
@@ -242,6 +204,9 @@ static lvr_status time_layer(bench_state *s, lvr_unit unit, const lvr_accel_grap
                              uint32_t at, lvr_error *err)
 {
     double all_ns;
+    const lvr_status status = lvr_bench_check_cancel(err);
+    if (status != LVR_OK)
+        return status;
     if (unit == LVR_UNIT_NPU)
         return run_ticket(s, g, layer, at, &all_ns, err);
     const uint64_t t0 = lvr_now_ns();
@@ -267,9 +232,7 @@ static lvr_status measure_rows(bench_state *s, lvr_unit unit, uint32_t rows, lvr
             n = 0;
         if (pass == 1)
             start = lvr_now_ns();
-        status = lvr_bench_check_cancel(err);
-        if (status == LVR_OK)
-            status = lvr_forward_embed(s->forward, s->fwd, rows, err);
+        status = lvr_forward_embed(s->forward, s->fwd, rows, err);
         for (uint32_t l = 0; l < n_layers && status == LVR_OK; l++)
             status = time_layer(s, unit, g, l, n++, err);
     }
@@ -391,9 +354,9 @@ static lvr_status run(const accel_options *o, lvr_error *err)
     if (!s)
         return lvr_fail(err, LVR_ERR_NOMEM, "bench accel: out of memory");
     s->options = o;
-    lvr_status status = lvr_bench_parse_list("rows", o->rows, MAX_ROWS, &s->rows, err);
+    lvr_status status = lvr_bench_parse_list("rows", o->rows, LVR_BENCH_MAX_ROWS, &s->rows, err);
     for (uint32_t i = 0; i < s->rows.n; i++)
-        s->max_rows = s->rows.values[i] > s->max_rows ? s->rows.values[i] : s->max_rows;
+        s->max_rows = lvr_max_u32(s->max_rows, s->rows.values[i]);
     if (status == LVR_OK)
         status = open_state(s, err);
     if (status == LVR_OK)

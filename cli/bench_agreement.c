@@ -53,27 +53,9 @@ static const lvr_param table[] = {
      .offset = FIELD(layers),
      .def = NAN,
      .help = "early layers to read through the head, separated by commas (default: the quarters)"},
-    {.name = "threads",
-     .short_name = 't',
-     .type = LVR_PARAM_U32,
-     .offset = FIELD(threads),
-     .min = 1,
-     .max = LVR_POOL_MAX_THREADS,
-     .def = 1,
-     .help = "threads"},
-    {.name = "level",
-     .type = LVR_PARAM_ENUM,
-     .offset = FIELD(level),
-     .min = 0,
-     .max = LVR_CPU_LEVELS,
-     .def = 0,
-     .choices = LVR_BENCH_LEVEL_CHOICES,
-     .help = "SIMD level"},
-    {.name = "json",
-     .type = LVR_PARAM_BOOL,
-     .offset = FIELD(json),
-     .max = 1,
-     .help = "JSON on standard output"},
+    LVR_BENCH_OPTION_THREADS(agreement_options),
+    LVR_BENCH_OPTION_LEVEL(agreement_options),
+    LVR_BENCH_OPTION_JSON(agreement_options),
 };
 
 #define N_PARAMS (sizeof table / sizeof *table)
@@ -206,7 +188,8 @@ static lvr_status run(const agreement_options *o, lvr_error *err)
     lvr_buf out = LVR_BUF_INIT;
     if (o->target == NULL)
         return lvr_fail(err, LVR_ERR_USAGE, "bench agreement: name a target with -m FILE.gguf");
-    lvr_status status = lvr_pair_open(o->target, o->draft, &lvr_cli_cancel, &pair, err);
+    const lvr_watch watch = {.cancel = &lvr_cli_cancel};
+    lvr_status status = lvr_pair_open(o->target, o->draft, &watch, &pair, err);
     if (status != LVR_OK)
         return status;
     r.synthetic = lvr_pair_synthetic(&pair);

@@ -17,14 +17,16 @@
 typedef struct flash_options {
     const char *file, *bytes, *depths, *emulate;
     double emulate_scale, seconds;
-    int engine;
-    bool buffered, json;
+    int engine, order;
+    bool buffered, checksum, unregistered, json;
 } flash_options;
 
 #define FIELD(f) offsetof(flash_options, f)
 
 enum { ENGINE_ALL = 3 };
 static const char *const engine_choices[] = {"auto", "uring", "pread", "all", NULL};
+enum { ORDER_SEQUENTIAL, ORDER_RANDOM };
+static const char *const order_choices[] = {"sequential", "random", NULL};
 
 static const lvr_param table[] = {
     {.name = "file",
@@ -53,11 +55,29 @@ static const lvr_param table[] = {
      .def = 0,
      .choices = engine_choices,
      .help = "how to read; all: uring and pread"},
+    {.name = "order",
+     .type = LVR_PARAM_ENUM,
+     .offset = FIELD(order),
+     .min = ORDER_SEQUENTIAL,
+     .max = ORDER_RANDOM,
+     .def = ORDER_SEQUENTIAL,
+     .choices = order_choices,
+     .help = "sequential: in file order, as a run streams layers"},
     {.name = "buffered",
      .type = LVR_PARAM_BOOL,
      .offset = FIELD(buffered),
      .max = 1,
      .help = "through the page cache instead of O_DIRECT"},
+    {.name = "checksum",
+     .type = LVR_PARAM_BOOL,
+     .offset = FIELD(checksum),
+     .max = 1,
+     .help = "sum what is read, as a run does"},
+    {.name = "unregistered",
+     .type = LVR_PARAM_BOOL,
+     .offset = FIELD(unregistered),
+     .max = 1,
+     .help = "do not register the buffer with io_uring"},
     {.name = "emulate-flash",
      .type = LVR_PARAM_STR,
      .offset = FIELD(emulate),
@@ -186,7 +206,7 @@ static lvr_status check_emulation(const plan *p, uint64_t request_bytes, uint32_
     const uint64_t bytes = p->file_bytes < WARM_UP_BYTES ? p->file_bytes : WARM_UP_BYTES;
     double warm = 0;
     const lvr_status status = lvr_flash_warm_rate(p->options->file, p->options->buffered, 0, bytes,
-                                                  request_bytes, depth, &warm, err);
+                                                  request_bytes, depth, &lvr_cli_cancel, &warm, err);
     return status == LVR_OK ? lvr_flash_check_emulation(&wanted, request_bytes, warm, err) : status;
 }
 
@@ -200,16 +220,20 @@ typedef struct report {
 static void report_begin(const report *r, const plan *p)
 {
     if (!r->json) {
-        lvr_buf_printf(r->out, "%s, %" PRIu64 " bytes, random aligned reads%s%s\n", p->options->file,
-                       p->file_bytes, p->emulate ? ", emulating " : "", p->emulate ? p->device.name : "");
-        lvr_buf_printf(r->out, "%-8s%10s%7s%9s%12s%12s%9s\n", "engine", "bytes", "depth", "GB/s", "p50 us",
-                       "p99 us", "direct");
+        lvr_buf_printf(r->out, "%s, %" PRIu64 " bytes, %s aligned reads%s%s%s\n", p->options->file,
+                       p->file_bytes, order_choices[p->options->order],
+                       p->options->checksum ? ", summed" : "", p->emulate ? ", emulating " : "",
+                       p->emulate ? p->device.name : "");
+        lvr_buf_printf(r->out, "%-8s%10s%7s%9s%12s%12s%9s%12s%8s\n", "engine", "bytes", "depth", "GB/s",
+                       "p50 us", "p99 us", "direct", "registered", "CPU %");
         return;
     }
     lvr_json_object(r->json, NULL);
     lvr_json_str(r->json, "file", p->options->file);
     lvr_json_u64(r->json, "file_bytes", p->file_bytes);
     lvr_json_str(r->json, "emulated", p->emulate ? p->device.name : NULL);
+    lvr_json_str(r->json, "order", order_choices[p->options->order]);
+    lvr_json_bool(r->json, "checksum", p->options->checksum);
     lvr_json_array(r->json, "results");
 }
 
@@ -217,9 +241,9 @@ static void report_one(const report *r, const char *engine, uint64_t bytes, uint
                        const lvr_flash_bench *b)
 {
     if (!r->json) {
-        lvr_buf_printf(r->out, "%-8s%10" PRIu64 "%7u%9.3f%12.1f%12.1f%9s\n", engine, bytes, depth,
+        lvr_buf_printf(r->out, "%-8s%10" PRIu64 "%7u%9.3f%12.1f%12.1f%9s%12s%8.1f\n", engine, bytes, depth,
                        b->bytes_per_s / 1e9, b->latency_ns_p50 / 1e3, b->latency_ns_p99 / 1e3,
-                       b->direct ? "yes" : "no");
+                       b->direct ? "yes" : "no", b->registered ? "yes" : "no", b->cpu_share * 100);
         return;
     }
     lvr_json_object(r->json, NULL);
@@ -233,6 +257,8 @@ static void report_one(const report *r, const char *engine, uint64_t bytes, uint
     lvr_json_double(r->json, "latency_ns_p99", b->latency_ns_p99);
     lvr_json_u64(r->json, "requests", b->n);
     lvr_json_bool(r->json, "direct", b->direct);
+    lvr_json_bool(r->json, "registered", b->registered);
+    lvr_json_double(r->json, "cpu_share", b->cpu_share);
     lvr_json_end_object(r->json);
 }
 
@@ -255,14 +281,20 @@ static lvr_status measure_one(const plan *p, lvr_flash_engine engine, uint64_t b
                                      .engine = engine,
                                      .buffered = o->buffered,
                                      .depth = depth,
+                                     .checksum = o->checksum,
                                      .emulate = p->emulate,
                                      .emulated = p->device.flash};
+    const lvr_flash_load load = {.file_bytes = p->file_bytes,
+                                 .request_bytes = bytes,
+                                 .budget_ns = (uint64_t)(o->seconds * 1e9),
+                                 .random = o->order == ORDER_RANDOM,
+                                 .unregistered = o->unregistered};
     lvr_flash_bench b = {0};
     lvr_status status = lvr_bench_check_cancel(err);
     if (status == LVR_OK)
         status = check_emulation(p, bytes, depth, err);
     if (status == LVR_OK)
-        status = lvr_flash_bench_cell(&config, p->file_bytes, bytes, (uint64_t)(o->seconds * 1e9), &b, err);
+        status = lvr_flash_bench_cell(&config, &load, &b, err);
     if (status == LVR_OK)
         report_one(r, engine == LVR_FLASH_URING ? "uring" : "pread", bytes, depth, &b);
     return status;

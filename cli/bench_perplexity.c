@@ -13,7 +13,7 @@
 
 typedef struct perplexity_options {
     const char *model, *file;
-    int level;
+    int level, kv_type;
     uint32_t context, chunks, rows, threads;
     bool json;
 } perplexity_options;
@@ -21,13 +21,7 @@ typedef struct perplexity_options {
 #define FIELD(f) offsetof(perplexity_options, f)
 
 static const lvr_param table[] = {
-    {.name = "model",
-     .short_name = 'm',
-     .type = LVR_PARAM_STR,
-     .offset = FIELD(model),
-     .def = NAN,
-     .help = "the model: a GGUF or a pack",
-     .positional = true},
+    LVR_BENCH_OPTION_MODEL(perplexity_options),
     {.name = "file",
      .short_name = 'f',
      .type = LVR_PARAM_STR,
@@ -57,27 +51,10 @@ static const lvr_param table[] = {
      .max = 256,
      .def = 64,
      .help = "rows of a pass; changes no bit of the result"},
-    {.name = "threads",
-     .short_name = 't',
-     .type = LVR_PARAM_U32,
-     .offset = FIELD(threads),
-     .min = 1,
-     .max = LVR_POOL_MAX_THREADS,
-     .def = 1,
-     .help = "threads"},
-    {.name = "level",
-     .type = LVR_PARAM_ENUM,
-     .offset = FIELD(level),
-     .min = 0,
-     .max = LVR_CPU_LEVELS,
-     .def = 0,
-     .choices = LVR_BENCH_LEVEL_CHOICES,
-     .help = "SIMD level"},
-    {.name = "json",
-     .type = LVR_PARAM_BOOL,
-     .offset = FIELD(json),
-     .max = 1,
-     .help = "JSON on standard output"},
+    LVR_BENCH_OPTION_THREADS(perplexity_options),
+    LVR_BENCH_OPTION_LEVEL(perplexity_options),
+    LVR_BENCH_OPTION_KV_TYPE(perplexity_options),
+    LVR_BENCH_OPTION_JSON(perplexity_options),
 };
 
 #define N_PARAMS (sizeof table / sizeof *table)
@@ -100,10 +77,10 @@ typedef struct outcome {
 static void print_text(const perplexity_options *o, const outcome *r, lvr_buf *out)
 {
     const lvr_perplexity *p = &r->perplexity;
-    lvr_buf_printf(out,
-                   "%s: perplexity %.4f (nll %.5f +- %.5f over %llu tokens, %u chunks of %u, level %s)\n",
-                   o->model, p->perplexity, p->nll, p->nll_stderr, (unsigned long long)p->n_scored,
-                   p->n_chunks, o->context, lvr_cpu_level_name(r->level));
+    lvr_buf_printf(
+        out, "%s: perplexity %.4f (nll %.5f +- %.5f over %llu tokens, %u chunks of %u, level %s, KV %s)\n",
+        o->model, p->perplexity, p->nll, p->nll_stderr, (unsigned long long)p->n_scored, p->n_chunks,
+        o->context, lvr_cpu_level_name(r->level), lvr_kv_type_name((lvr_kv_type)o->kv_type));
 }
 
 static void print_json(const perplexity_options *o, const outcome *r, lvr_buf *out)
@@ -115,6 +92,7 @@ static void print_json(const perplexity_options *o, const outcome *r, lvr_buf *o
     lvr_json_str(&j, "model", o->model);
     lvr_json_str(&j, "file", o->file);
     lvr_json_str(&j, "level", lvr_cpu_level_name(r->level));
+    lvr_json_str(&j, "kv_type", lvr_kv_type_name((lvr_kv_type)o->kv_type));
     lvr_json_u64(&j, "context", o->context);
     lvr_json_u64(&j, "chunks", p->n_chunks);
     lvr_json_u64(&j, "text_tokens", p->n_tokens);
@@ -139,6 +117,7 @@ static lvr_status score(const perplexity_options *o, const lvr_model *model, con
     const lvr_perplexity_config config = {.n_ctx = o->context,
                                           .max_chunks = o->chunks,
                                           .rows = o->rows < o->context ? o->rows : o->context,
+                                          .kv_type = (lvr_kv_type)o->kv_type,
                                           .kernels = &kernels,
                                           .pool = pool,
                                           .on_chunk = show_chunk};

@@ -40,11 +40,7 @@ static const lvr_param table[] = {
      .max = 100000,
      .def = 5,
      .help = "runs, the fastest counts"},
-    {.name = "json",
-     .type = LVR_PARAM_BOOL,
-     .offset = FIELD(json),
-     .max = 1,
-     .help = "JSON on standard output"},
+    LVR_BENCH_OPTION_JSON(tokenizer_options),
 };
 #define N_PARAMS (sizeof table / sizeof table[0])
 

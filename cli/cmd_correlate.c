@@ -59,7 +59,10 @@ static lvr_status run(const correlate_options *o, lvr_cost_model *model, lvr_err
     lvr_sim_oracle oracle = {0};
     lvr_correlation c;
     lvr_buf out = LVR_BUF_INIT;
-    lvr_status st = lvr_cost_model_load(o->cost, model, err);
+    const char *const inputs[] = {o->measured, o->oracle, o->cost};
+    lvr_status st = lvr_emit_check_inputs(o->out, inputs, sizeof inputs / sizeof *inputs, err);
+    if (!st)
+        st = lvr_cost_model_load(o->cost, model, err);
     if (!st)
         st = lvr_sim_oracle_load(o->oracle, &oracle, err);
     if (!st)

@@ -98,10 +98,13 @@ static lvr_status run(const fit_options *o, lvr_error *err)
     if (o->json && !o->out)
         return lvr_fail(err, LVR_ERR_USAGE,
                         "fit: --json prints residuals, so the model needs a file: add --out FILE");
+    lvr_status st = lvr_emit_check_inputs(o->out, (const char *const *)o->traces.items, o->traces.n, err);
+    if (st)
+        return st;
     lvr_cost_model *m = calloc(1, sizeof(*m));
     if (!m)
         return lvr_fail(err, LVR_ERR_NOMEM, "fit: out of memory");
-    lvr_status st = lvr_cost_model_fit(o->traces.items, o->traces.n, m, err);
+    st = lvr_cost_model_fit(o->traces.items, o->traces.n, m, err);
     if (!st)
         st = report(o, m, err);
     free(m);

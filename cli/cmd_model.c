@@ -2,9 +2,10 @@
 #include "cli/cli.h"
 #include "cli/emit.h"
 #include "cli/model_info.h"
+#include "cli/model_plan.h"
 #include "cli/model_synth.h"
 #include "cli/model_tokenize.h"
-#include "common/clock.h"
+#include "cli/progress.h"
 #include "common/json.h"
 #include "common/param.h"
 #include "engine/pack_cache.h"
@@ -12,15 +13,15 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
-static const char usage[] = "usage: lever model info|pack|verify|synth|tokenize [options]\n"
+static const char usage[] = "usage: lever model info|pack|verify|synth|tokenize|plan [options]\n"
                             "\n"
                             "  info FILE          what a GGUF or a pack contains\n"
                             "  pack FILE -o OUT   write the layer-major pack of a GGUF\n"
                             "  verify PACK        compare every checksum of a pack\n"
                             "  synth              write a random-weight model of a named shape\n"
                             "  tokenize           a text's tokens, or the text of tokens\n"
+                            "  plan               what a run would take in DRAM, and read in a pass\n"
                             "\n"
                             "`lever model NAME --help` lists a subcommand's options.\n";
 
@@ -103,26 +104,6 @@ static lvr_status print_pack(const lvr_pack *p, bool json, const char *verb, lvr
     return lvr_emit(NULL, &out, err);
 }
 
-struct pack_progress {
-    const char *stage;
-    uint64_t begin_ns, begin_bytes;
-};
-
-/* A line on the terminal that is written over. */
-static void show_progress(const char *stage, uint64_t done_bytes, uint64_t total_bytes, void *user)
-{
-    struct pack_progress *p = user;
-    const uint64_t now = lvr_now_ns();
-    if (p->stage == NULL || strcmp(p->stage, stage) != 0)
-        *p = (struct pack_progress){.stage = stage, .begin_ns = now, .begin_bytes = done_bytes};
-    const double seconds = (double)(now - p->begin_ns) / 1e9;
-    const double rate = seconds > 0 ? (double)(done_bytes - p->begin_bytes) / seconds : 0;
-    const double left = rate > 0 ? (double)(total_bytes - done_bytes) / rate : 0;
-    fprintf(stderr, "\r%s: %3.0f %%, %.0f MB/s, %.0f s left   %s", stage,
-            100.0 * (double)done_bytes / (double)total_bytes, rate / 1e6, left,
-            done_bytes == total_bytes ? "\n" : "");
-}
-
 static lvr_status model_pack(int argc, char *const *argv, lvr_error *err)
 {
     model_options o;
@@ -137,13 +118,12 @@ static lvr_status model_pack(int argc, char *const *argv, lvr_error *err)
     if (lvr_pack_is_pack(o.file))
         return lvr_fail(err, LVR_ERR_USAGE, "%s is a pack already; give the GGUF file it was made from",
                         o.file);
-    struct pack_progress progress = {0};
-    const lvr_pack_options how = {.cancel = &lvr_cli_cancel,
-                                  .progress = isatty(STDERR_FILENO) ? show_progress : NULL,
-                                  .user = &progress};
+    lvr_progress progress;
+    const lvr_pack_options how = {
+        .cancel = &lvr_cli_cancel, .progress = lvr_progress_show, .user = &progress};
+    lvr_progress_begin(&progress, false);
     status = lvr_pack_from_gguf(o.file, o.out, &how, err);
-    if (status != LVR_OK && progress.stage != NULL)
-        fputc('\n', stderr); /* the message gets a line of its own */
+    lvr_progress_end(&progress);
     if (status == LVR_OK)
         status = lvr_pack_open(o.out, &p, err);
     if (status == LVR_OK)
@@ -179,6 +159,7 @@ static const struct {
     {"verify", model_verify},
     {"synth", lvr_model_synth_cmd},
     {"tokenize", lvr_model_tokenize_cmd},
+    {"plan", lvr_model_plan_cmd},
 };
 
 #define N_SUBCOMMANDS (sizeof(subcommands) / sizeof(subcommands[0]))
@@ -190,14 +171,15 @@ static lvr_status fail_unknown(const char *name, lvr_error *err)
         names[i] = subcommands[i].name;
     const char *near = lvr_closest_name(name, names, N_SUBCOMMANDS);
     return lvr_fail(
-        err, LVR_ERR_USAGE, "model: expected info, pack, verify, synth or tokenize, found '%s'%s%s%s", name,
-        near != NULL ? "; did you mean '" : "", near != NULL ? near : "", near != NULL ? "'?" : "");
+        err, LVR_ERR_USAGE, "model: expected info, pack, verify, synth, tokenize or plan, found '%s'%s%s%s",
+        name, near != NULL ? "; did you mean '" : "", near != NULL ? near : "", near != NULL ? "'?" : "");
 }
 
 lvr_status lvr_cmd_model(int argc, char *const *argv, lvr_error *err)
 {
     if (argc < 2)
-        return lvr_fail(err, LVR_ERR_USAGE, "model: say what to do: info, pack, verify, synth or tokenize");
+        return lvr_fail(err, LVR_ERR_USAGE,
+                        "model: say what to do: info, pack, verify, synth, tokenize or plan");
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
         lvr_buf out = LVR_BUF_INIT;
         lvr_buf_puts(&out, usage);

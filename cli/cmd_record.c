@@ -1,6 +1,7 @@
 /* lever record: a trace of what a policy's rounds did here, or (--oracle) of what any policy could meet. */
 #include "cli/cli.h"
 #include "cli/emit.h"
+#include "cli/progress.h"
 #include "cli/session_options.h"
 #include "common/fs.h"
 #include "common/json.h"
@@ -107,6 +108,7 @@ typedef struct record_state {
     lvr_prompts prompts;
     lvr_buf text; /* lines for --keep-text */
     uint64_t n_tokens;
+    lvr_progress progress;
 } record_state;
 
 static const lvr_tokenizer *tokenizer(const record_state *s)
@@ -261,7 +263,23 @@ static lvr_status close_all(record_state *s, lvr_status status, lvr_error *err)
     return status;
 }
 
-static lvr_status check_options(const record_options *o, lvr_error *err)
+/* The texts go beside the trace. */
+static lvr_status check_output(const record_options *o, lvr_error *err)
+{
+    const char *inputs[LVR_SESSION_INPUTS];
+    char *text = NULL;
+    lvr_session_options_inputs(&o->session, inputs);
+    lvr_status status = lvr_emit_check_inputs(o->out, inputs, LVR_SESSION_INPUTS, err);
+    if (status != LVR_OK || !o->keep_text)
+        return status;
+    if (asprintf(&text, "%s.text.jsonl", o->out) < 0)
+        return lvr_fail(err, LVR_ERR_NOMEM, "out of memory for a path");
+    status = lvr_emit_check_inputs(text, inputs, LVR_SESSION_INPUTS, err);
+    free(text);
+    return status;
+}
+
+static lvr_status check_options(const record_options *o, const lvr_command_line *line, lvr_error *err)
 {
     if (!o->out)
         return lvr_fail(err, LVR_ERR_USAGE, "no trace to write; give --out FILE.h5");
@@ -274,15 +292,23 @@ static lvr_status check_options(const record_options *o, lvr_error *err)
         return lvr_fail(
             err, LVR_ERR_USAGE,
             "--repeat repeats timings; an oracle recording of the same prompt is the same each time");
-    return LVR_OK;
+    static const char *const caps[] = {"oracle-branch", "oracle-expansions", "oracle-chain", "oracle-depth",
+                                       "oracle-min-path"};
+    for (size_t i = 0; !o->oracle && i < sizeof caps / sizeof *caps; i++)
+        if (lvr_command_line_has(line, caps[i]))
+            return lvr_fail(err, LVR_ERR_USAGE, "--%s bounds an oracle recording; give --oracle too",
+                            caps[i]);
+    return check_output(o, err);
 }
 
 static lvr_status record_with(record_state *s, int argc, char *const *argv, lvr_error *err)
 {
     const lvr_command_line line = {.table = table, .n = N_PARAMS, .argc = argc, .argv = argv};
-    lvr_status status = check_options(s->options, err);
+    lvr_status status = check_options(s->options, &line, err);
     if (status == LVR_OK)
         status = lvr_session_options_resolve(&s->options->session, &line, s->setup, err);
+    s->setup->config.progress = lvr_progress_show;
+    s->setup->config.progress_user = &s->progress;
     if (status == LVR_OK)
         status = lvr_session_options_prompts(&s->options->session, &s->prompts, err);
     if (status == LVR_OK)
@@ -310,8 +336,11 @@ lvr_status lvr_cmd_record(int argc, char *const *argv, lvr_error *err)
         status = lvr_fail(err, LVR_ERR_NOMEM, "out of memory");
     if (status == LVR_OK && help)
         status = lvr_emit_help(usage, table, N_PARAMS, err);
-    else if (status == LVR_OK)
+    else if (status == LVR_OK) {
+        lvr_progress_begin(&s.progress, o.session.quiet);
         status = record_with(&s, argc, argv, err);
+        lvr_progress_end(&s.progress);
+    }
     lvr_strlist_free(&o.session.set);
     free(setup);
     return status;

@@ -17,7 +17,7 @@ typedef struct sim_options {
     const char *oracle, *cost, *policy, *device, *target_shape, *draft_shape, *acceptance, *emulate_flash,
         *trace, *out;
     lvr_strlist set;
-    int io, place;
+    int io, place, resident_layers;
     uint32_t ring, context, requests, prompt_tokens, tokens;
     uint64_t slice, seed;
     double resident, emulate_scale;
@@ -30,7 +30,7 @@ typedef struct sim_options {
         .name = id, .type = LVR_PARAM_STR, .offset = FIELD(field), .def = NAN, .help = text                  \
     }
 
-enum { ROW_IO, ROW_RING, ROW_SLICE, ROW_RESIDENT, ROW_SEED, ROW_CONTEXT, ROW_PLACE };
+enum { ROW_IO, ROW_RING, ROW_SLICE, ROW_RESIDENT, ROW_RESIDENT_LAYERS, ROW_SEED, ROW_CONTEXT, ROW_PLACE };
 
 static const char *const io_choices[] = {"serial", "pipelined", NULL};
 
@@ -68,6 +68,8 @@ static const lvr_param table[] = {
          .def = 0,
          .unit = "1",
          .help = "fraction of the target's layers in DRAM; default: as recorded (without traces: 0)"},
+    [ROW_RESIDENT_LAYERS] =
+        LVR_RESIDENT_LAYERS_ROW(FIELD(resident_layers), "which layers that is; with --resident"),
     [ROW_SEED] = {.name = "seed",
                   .type = LVR_PARAM_U64,
                   .offset = FIELD(seed),
@@ -192,8 +194,22 @@ static bool given(const study *s, int row)
 
 /* ---- inputs ---- */
 
+static lvr_status check_outputs(const sim_options *o, lvr_error *err)
+{
+    const char *const inputs[] = {
+        o->oracle,       o->cost,        o->device,        lvr_policy_is_file(o->policy) ? o->policy : NULL,
+        o->target_shape, o->draft_shape, o->emulate_flash, o->acceptance,
+    };
+    const lvr_status status = lvr_emit_check_inputs(o->out, inputs, sizeof inputs / sizeof *inputs, err);
+    return status || !o->trace ? status
+                               : lvr_emit_check_inputs(o->trace, inputs, sizeof inputs / sizeof *inputs, err);
+}
+
 static lvr_status check_options(const sim_options *o, lvr_error *err)
 {
+    const lvr_status status = check_outputs(o, err);
+    if (status)
+        return status;
     if (!o->oracle && !o->acceptance)
         return lvr_fail(err, LVR_ERR_USAGE,
                         "sim: nothing says which tokens are accepted; give --oracle TRACE, or --acceptance "
@@ -305,7 +321,10 @@ static lvr_status apply_schedule(study *s, lvr_error *err)
     if (given(s, ROW_SLICE))
         g->slice_bytes = o->slice;
     if (given(s, ROW_RESIDENT))
-        lvr_geometry_set_resident(g, o->resident);
+        lvr_geometry_set_resident(g, o->resident, (lvr_residency)o->resident_layers);
+    else if (given(s, ROW_RESIDENT_LAYERS))
+        return lvr_fail(err, LVR_ERR_USAGE,
+                        "--resident-layers says which layers of --resident FRACTION stay; give that too");
     if (given(s, ROW_PLACE))
         g->place = lvr_place_of_choice(o->place);
     if (given(s, ROW_SEED))

@@ -13,14 +13,14 @@ typedef struct tune_options {
     lvr_strlist set;
     uint32_t trials;
     uint64_t seed, ring_budget;
-    int io, place;
+    int io, place, resident_layers;
     double resident, emulate_scale;
     bool what_if, json;
 } tune_options;
 
 #define FIELD(f) offsetof(tune_options, f)
 
-enum { ROW_IO, ROW_RESIDENT, ROW_PLACE };
+enum { ROW_IO, ROW_RESIDENT, ROW_RESIDENT_LAYERS, ROW_PLACE };
 
 static const char *const io_choices[] = {"serial", "pipelined", NULL};
 
@@ -41,6 +41,8 @@ static const lvr_param table[] = {
                       .def = 0,
                       .unit = "1",
                       .help = "fraction of the target's layers in DRAM; default: as recorded"},
+    [ROW_RESIDENT_LAYERS] =
+        LVR_RESIDENT_LAYERS_ROW(FIELD(resident_layers), "which layers that is; with --resident"),
     [ROW_PLACE] = {.name = "place",
                    .type = LVR_PARAM_ENUM,
                    .offset = FIELD(place),
@@ -147,7 +149,9 @@ static lvr_status check_options(const tune_options *o, lvr_error *err)
                         !o->oracle ? "--oracle" : "--cost");
     if (!o->out)
         return lvr_fail(err, LVR_ERR_USAGE, "tune: say where the policy file goes: -o FILE.yaml");
-    return LVR_OK;
+    const char *const inputs[] = {o->oracle, o->held_out, o->cost, o->emulate_flash,
+                                  o->policy && lvr_policy_is_file(o->policy) ? o->policy : NULL};
+    return lvr_emit_check_inputs(o->out, inputs, sizeof inputs / sizeof *inputs, err);
 }
 
 static lvr_status check_held_out(const study *s, lvr_error *err)
@@ -186,7 +190,10 @@ static lvr_status load(study *s, lvr_error *err)
     if (lvr_option_given(s->argc, s->argv, &table[ROW_IO]))
         s->start.geometry.io_mode = (lvr_io_mode)o->io;
     if (lvr_option_given(s->argc, s->argv, &table[ROW_RESIDENT]))
-        lvr_geometry_set_resident(&s->start.geometry, o->resident);
+        lvr_geometry_set_resident(&s->start.geometry, o->resident, (lvr_residency)o->resident_layers);
+    else if (lvr_option_given(s->argc, s->argv, &table[ROW_RESIDENT_LAYERS]))
+        return lvr_fail(err, LVR_ERR_USAGE,
+                        "--resident-layers says which layers of --resident FRACTION stay; give that too");
     if (lvr_option_given(s->argc, s->argv, &table[ROW_PLACE]))
         s->start.geometry.place = lvr_place_of_choice(o->place);
     return LVR_OK;

@@ -1,7 +1,7 @@
 /* The `lever` program: finds the subcommand, turns signals into a flag and errors into messages and exit
  * statuses. */
 #include "cli/cli.h"
-#include "common/log.h"
+#include "cli/progress.h"
 #include "common/param.h"
 #include "lvr_config.h"
 #include <errno.h>
@@ -30,27 +30,30 @@ static const command commands[] = {
 };
 #define N_COMMANDS (sizeof commands / sizeof commands[0])
 
+/* A terminal that goes away stops the program too, unless it was started to outlive it (nohup). */
+static void handle_stops(void (*handler)(int))
+{
+    struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART}, hangup;
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    if (sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler != SIG_IGN)
+        sigaction(SIGHUP, &action, NULL);
+}
+
+/* The first signal asks for a clean end; a second one, of any kind, ends the program at once. */
 static void on_signal(int number)
 {
     (void)number;
     atomic_store(&lvr_cli_cancel, true);
+    handle_stops(SIG_DFL);
 }
 
-/* The first signal asks for a clean end; the handler is then gone, so that a second one ends the program at
- * once. */
 static void install_signals(void)
 {
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESETHAND | SA_RESTART};
-    sigemptyset(&action.sa_mask);
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
+    handle_stops(on_signal);
     signal(SIGPIPE, SIG_IGN); /* a closed pipe is an error of the write, with a message */
-}
-
-static void to_stderr(lvr_log_level level, const char *message, void *user)
-{
-    (void)user;
-    fprintf(stderr, "lever: %s%s\n", level >= LVR_LOG_WARN ? "warning: " : "", message);
+    signal(SIGXFSZ, SIG_IGN); /* and so is a file larger than the process may write */
 }
 
 static void print_help(FILE *to)
@@ -122,7 +125,7 @@ int main(int argc, char **argv)
 {
     lvr_error err = LVR_ERROR_INIT;
     install_signals();
-    lvr_log_set_sink(to_stderr, LVR_LOG_INFO, NULL);
+    lvr_log_set_sink(lvr_progress_log, LVR_LOG_INFO, NULL);
     lvr_status status = dispatch(argc, argv, &err);
     if (status == LVR_OK)
         status = close_output(&err);

@@ -228,8 +228,12 @@ static lvr_status resolve_planting(const synth_options *o, int argc, char *const
                                 .noise = o->noise};
     if (by_gap && !(o->gap > 0))
         return lvr_fail(err, LVR_ERR_USAGE, "--gap: expected a number above 0 and up to 1, found %g", o->gap);
-    if (!by_gap && !(o->agree > 0))
-        return lvr_fail(err, LVR_ERR_USAGE, "--agree: expected a rate above 0, found %g", o->agree);
+    if (!by_gap && !(o->agree > 0 && o->agree < 1))
+        return lvr_fail(
+            err, LVR_ERR_USAGE,
+            "--agree: expected a rate above %.2f (chance among --successors %u) and below 1, found "
+            "%g; models of --gap 1 agree nearly always",
+            1.0 / o->successors, o->successors, o->agree);
     return o->early != NULL ? parse_early(o->early, ret, err) : LVR_OK;
 }
 
@@ -241,7 +245,7 @@ static uint32_t all_processors(void)
 
 static lvr_status resolve(const synth_options *o, lvr_synth_options *s, lvr_error *err)
 {
-    if (o->out == NULL)
+    if (o->out == NULL || o->out[0] == '\0')
         return lvr_fail(err, LVR_ERR_USAGE, "model synth: say where the model goes with -o OUT.gguf");
     lvr_status status = parse_type("type", o->type != NULL ? o->type : s->shape->type, &s->type, err);
     s->embd_type = s->type;

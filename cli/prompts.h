@@ -25,6 +25,10 @@ lvr_status lvr_prompts_one(const char *text, size_t n, lvr_prompts *ret, lvr_err
  * (NULL: all); none left is an error. */
 lvr_status lvr_prompts_load(const char *path, const char *split, const char *domain, lvr_prompts *ret,
                             lvr_error *err);
+/* The same from memory; text[n] is a NUL byte. One mapping per line if the first line is a prompt by itself.
+ * `name` is for messages. */
+lvr_status lvr_prompts_parse(const char *name, const char *text, size_t n, const char *split,
+                             const char *domain, lvr_prompts *ret, lvr_error *err);
 void lvr_prompts_free(lvr_prompts *p);
 
 #endif

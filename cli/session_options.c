@@ -1,28 +1,30 @@
 #include "cli/session_options.h"
 
 #include "cli/cli.h"
-#include "common/fs.h"
+#include "cli/unused_options.h"
 #include "common/log.h"
 #include "common/threads.h"
 #include "costmodel/core/device_preset.h"
 #include "costmodel/fit/fit.h"
-#include "engine/tokenizer/chat.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_PROMPT_BYTES (16u << 20)
-
 const char *const lvr_choices_io[] = {"serial", "pipelined", NULL};
 const char *const lvr_choices_flash_engine[] = {"auto", "uring", "pread", NULL};
+const char *const lvr_choices_verify[] = {"always", "first", NULL}; /* lvr_verify's order */
 /* After "auto", lvr_cpu_level's order. */
 const char *const lvr_choices_cpu_level[] = {"auto", "c",       "avx2", "avx512", "amx",
                                              "neon", "dotprod", "i8mm", NULL};
 _Static_assert(sizeof lvr_choices_cpu_level / sizeof *lvr_choices_cpu_level == LVR_CPU_LEVELS + 2u,
                "a choice for each level");
 
-const char *const lvr_choices_accel[] = {"none", "null", "matrix", NULL};
 const char *const lvr_choices_place[] = {"auto", "cpu", "npu", NULL};
+const char *const lvr_choices_resident_layers[] = {"first", "spread", "last",
+                                                   NULL};        /* lvr_residency's order */
+const char *const lvr_choices_kv_type[] = {"f16", "q8_0", NULL}; /* lvr_kv_type's order */
+_Static_assert(sizeof lvr_choices_kv_type / sizeof *lvr_choices_kv_type == LVR_KV_TYPES + 1u,
+               "a choice for each type");
 
 lvr_place lvr_place_of_choice(int choice)
 {
@@ -37,12 +39,23 @@ typedef struct resolver {
     lvr_error *err;
 } resolver;
 
+bool lvr_command_line_has(const lvr_command_line *line, const char *option)
+{
+    for (size_t i = 0; i < line->n; i++)
+        if (strcmp(line->table[i].name, option) == 0)
+            return lvr_option_given(line->argc, line->argv, &line->table[i]);
+    return false;
+}
+
 static bool given(const resolver *r, const char *option)
 {
-    for (size_t i = 0; i < r->line->n; i++)
-        if (strcmp(r->line->table[i].name, option) == 0)
-            return lvr_option_given(r->line->argc, r->line->argv, &r->line->table[i]);
-    return false;
+    return lvr_command_line_has(r->line, option);
+}
+
+/* As given, but for the options whose 0 leaves the choice open. */
+static bool chosen(const resolver *r, const char *option, uint64_t value)
+{
+    return value != 0 && given(r, option);
 }
 
 /* ---- policy ---- */
@@ -54,16 +67,6 @@ static lvr_status load_policy(resolver *r)
     if (s->from_file)
         return lvr_policy_file_load(r->o->policy, &s->file, r->err);
     return lvr_policy_init(&s->file.policy, r->o->policy, r->err);
-}
-
-static lvr_status set_parameter(resolver *r, const char *item)
-{
-    char key[64];
-    const char *equals = strchr(item, '=');
-    if (!equals || equals == item || (size_t)(equals - item) >= sizeof key)
-        return lvr_fail(r->err, LVR_ERR_USAGE, "--set: expected key=value, found \"%.64s\"", item);
-    snprintf(key, sizeof key, "%.*s", (int)(equals - item), item);
-    return lvr_policy_set(&r->setup->file.policy, "--set", key, equals + 1, r->err);
 }
 
 static lvr_status load_cost(resolver *r)
@@ -112,12 +115,7 @@ static lvr_status change_policy(resolver *r)
         if (status != LVR_OK)
             return status;
     }
-    for (size_t i = 0; i < r->o->set.n; i++) {
-        const lvr_status status = set_parameter(r, r->o->set.items[i]);
-        if (status != LVR_OK)
-            return status;
-    }
-    return LVR_OK;
+    return lvr_policy_set_items(&r->setup->file.policy, r->o->set.items, r->o->set.n, r->err);
 }
 
 /* ---- conditions ---- */
@@ -180,8 +178,9 @@ static lvr_status conditions_of_options(resolver *r, lvr_run_conditions *ret)
         .n_predict = o->tokens,
     };
     snprintf(ret->cpu_level, sizeof ret->cpu_level, "%s", lvr_cpu_level_name(level_of(o)));
+    snprintf(ret->kv_type, sizeof ret->kv_type, "%s", lvr_choices_kv_type[o->kv_type]);
     if (o->accel > 0)
-        snprintf(ret->accel, sizeof ret->accel, "%s", lvr_choices_accel[o->accel]);
+        snprintf(ret->accel, sizeof ret->accel, "%s", lvr_accel_choices[o->accel]);
     ret->accel_launch_ns = (uint64_t)llround(o->accel_launch_us * 1e3);
     ret->accel_sync_ns = (uint64_t)llround(o->accel_sync_us * 1e3);
     return load_emulation(r, ret);
@@ -199,13 +198,19 @@ static lvr_status compare_accelerators(resolver *r, const lvr_run_conditions *mi
 {
     const lvr_place place = lvr_place_of_choice(r->o->place), theirs = r->setup->file.geometry.place;
     if (given(r, "accel") && file->accel[0] && strcmp(mine->accel, file->accel) != 0) {
-        const lvr_status status = contradiction(r, "accel", lvr_choices_accel[r->o->accel], file->accel);
+        const lvr_status status = contradiction(r, "accel", lvr_accel_choices[r->o->accel], file->accel);
         if (status != LVR_OK)
             return status;
     }
     if (given(r, "place") && place != theirs)
         return contradiction(r, "place", lvr_place_name(place), lvr_place_name(theirs));
     return LVR_OK;
+}
+
+/* 0 leaves the choice open, also to a file. */
+static double or_theirs(uint64_t mine, uint64_t theirs)
+{
+    return (double)(mine ? mine : theirs);
 }
 
 /* Conditions that times or texts depend on. What a single run is asked for (seed, tokens, end of text) may
@@ -216,15 +221,15 @@ static lvr_status compare_conditions(resolver *r, const lvr_run_conditions *mine
     const lvr_geometry *g = &r->setup->file.geometry;
     const number_check checks[] = {
         {"threads", mine->threads, file->threads},
-        {"depth", mine->depth, file->depth},
+        {"depth", or_theirs(mine->depth, file->depth), file->depth},
         {"context", mine->n_ctx, file->n_ctx},
-        {"prefill-chunk", mine->prefill_chunk, file->prefill_chunk},
+        {"prefill-chunk", or_theirs(mine->prefill_chunk, file->prefill_chunk), file->prefill_chunk},
         {"temperature", mine->temperature, file->temperature},
         {"top-k", mine->top_k, file->top_k},
         {"top-p", mine->top_p, file->top_p},
         {"emulate-scale", mine->emulate_scale, file->emulate_scale},
-        {"ring", r->o->ring, g->ring_slots},
-        {"slice", (double)r->o->slice, (double)g->slice_bytes},
+        {"ring", or_theirs(r->o->ring, g->ring_slots), g->ring_slots},
+        {"slice", or_theirs(r->o->slice, g->slice_bytes), (double)g->slice_bytes},
         {"io", r->o->io, g->io_mode},
         {"accel-launch-us", (double)mine->accel_launch_ns, (double)file->accel_launch_ns},
         {"accel-sync-us", (double)mine->accel_sync_ns, (double)file->accel_sync_ns},
@@ -244,6 +249,11 @@ static lvr_status compare_conditions(resolver *r, const lvr_run_conditions *mine
                              file->emulated[0] ? file->emulated : "no emulation");
     if (given(r, "cpu-level") && strcmp(mine->cpu_level, file->cpu_level) != 0)
         return contradiction(r, "cpu-level", mine->cpu_level, file->cpu_level);
+    if (given(r, "kv-type") && strcmp(mine->kv_type, file->kv_type) != 0) {
+        const lvr_status status = contradiction(r, "kv-type", mine->kv_type, file->kv_type);
+        if (status != LVR_OK)
+            return status;
+    }
     return compare_accelerators(r, mine, file);
 }
 
@@ -256,14 +266,17 @@ static void merge_conditions(const resolver *r, const lvr_run_conditions *file, 
     c->n_predict = given(r, "tokens") ? mine.n_predict : file->n_predict;
     c->ignore_eos = given(r, "ignore-eos") ? mine.ignore_eos : file->ignore_eos;
     c->threads = given(r, "threads") ? mine.threads : file->threads;
-    c->depth = given(r, "depth") ? mine.depth : file->depth;
+    c->depth = chosen(r, "depth", mine.depth) ? mine.depth : file->depth;
     c->n_ctx = given(r, "context") ? mine.n_ctx : file->n_ctx;
-    c->prefill_chunk = given(r, "prefill-chunk") ? mine.prefill_chunk : file->prefill_chunk;
+    c->prefill_chunk =
+        chosen(r, "prefill-chunk", mine.prefill_chunk) ? mine.prefill_chunk : file->prefill_chunk;
     c->temperature = given(r, "temperature") ? mine.temperature : file->temperature;
     c->top_k = given(r, "top-k") ? mine.top_k : file->top_k;
     c->top_p = given(r, "top-p") ? mine.top_p : file->top_p;
     if (given(r, "cpu-level"))
         memcpy(c->cpu_level, mine.cpu_level, sizeof c->cpu_level);
+    if (given(r, "kv-type"))
+        memcpy(c->kv_type, mine.kv_type, sizeof c->kv_type);
     if (given(r, "accel"))
         memcpy(c->accel, mine.accel, sizeof c->accel);
     c->accel_launch_ns = given(r, "accel-launch-us") ? mine.accel_launch_ns : file->accel_launch_ns;
@@ -277,14 +290,21 @@ static void merge_conditions(const resolver *r, const lvr_run_conditions *file, 
 
 /* ---- schedule ---- */
 
+static void layers_of_options(const resolver *r, lvr_session_config *c)
+{
+    c->has_budget = given(r, "dram-budget");
+    c->budget_auto = r->o->dram_budget == 0;
+    c->dram_budget_bytes = r->o->dram_budget;
+    c->resident_fraction = r->o->resident;
+    c->resident_layers = (lvr_residency)r->o->resident_layers;
+}
+
 static void schedule_of_options(const resolver *r, lvr_session_config *c)
 {
     c->io_mode = (lvr_io_mode)r->o->io;
     c->slice_bytes = r->o->slice;
     c->ring_slots = r->o->ring;
-    c->has_budget = given(r, "dram-budget");
-    c->dram_budget_bytes = r->o->dram_budget;
-    c->resident_fraction = r->o->resident;
+    layers_of_options(r, c);
     c->place = lvr_place_of_choice(r->o->place);
 }
 
@@ -293,21 +313,27 @@ static void schedule_of_options(const resolver *r, lvr_session_config *c)
 static lvr_status schedule_of_file(resolver *r, lvr_session_config *c)
 {
     const lvr_geometry *g = &r->setup->file.geometry;
-    const bool placement = given(r, "dram-budget") || given(r, "resident");
-    if (placement) {
-        const lvr_status status = contradiction(r, given(r, "resident") ? "resident" : "dram-budget",
-                                                "(other placement)", "which layers are resident");
+    static const char *const placing[] = {"resident", "dram-budget", "resident-layers"};
+    bool placement = false;
+    for (size_t i = 0; i < sizeof placing / sizeof *placing; i++) {
+        if (!given(r, placing[i]))
+            continue;
+        placement = true;
+        const lvr_status status =
+            contradiction(r, placing[i], "(other placement)", "which layers are resident");
         if (status != LVR_OK)
             return status;
     }
     uint32_t n_resident = 0;
     for (uint32_t l = 0; l < g->n_layers; l++)
         n_resident += g->resident[l];
-    if (!placement)
+    if (placement)
+        layers_of_options(r, c);
+    if (!given(r, "resident") && !given(r, "dram-budget"))
         c->resident_fraction = g->n_layers ? (double)n_resident / g->n_layers : 1;
     c->io_mode = given(r, "io") ? (lvr_io_mode)r->o->io : g->io_mode;
-    c->ring_slots = given(r, "ring") ? r->o->ring : g->ring_slots;
-    c->slice_bytes = given(r, "slice") ? r->o->slice : g->slice_bytes;
+    c->ring_slots = chosen(r, "ring", r->o->ring) ? r->o->ring : g->ring_slots;
+    c->slice_bytes = chosen(r, "slice", r->o->slice) ? r->o->slice : g->slice_bytes;
     c->place = given(r, "place") ? lvr_place_of_choice(r->o->place) : g->place;
     /* Under --what-if the model may be another one, whose layers the file does not know. */
     c->geometry = r->o->what_if ? NULL : g;
@@ -332,6 +358,7 @@ static lvr_status fill_config(resolver *r, const lvr_run_conditions *c)
     config->max_rows = c->max_rows;
     config->flash_engine = (lvr_flash_engine)o->flash_engine;
     config->buffered = o->buffered;
+    config->verify = (lvr_verify)o->verify;
     config->ignore_eos = c->ignore_eos;
     config->cancel = &lvr_cli_cancel;
     config->emulate = c->emulated[0] != '\0';
@@ -347,7 +374,11 @@ static lvr_status fill_config(resolver *r, const lvr_run_conditions *c)
     if (!config->accel && (given(r, "accel-launch-us") || given(r, "accel-sync-us")))
         return lvr_fail(r->err, LVR_ERR_USAGE,
                         "--accel-launch-us and --accel-sync-us delay an accelerator's tickets; name one too "
-                        "(--accel " LVR_ACCEL_NAMES ")");
+                        "(--accel %s)",
+                        lvr_accel_names);
+    if (!lvr_kv_type_parse(c->kv_type, &config->kv_type))
+        return lvr_fail(r->err, LVR_ERR_CONFIG, "%s: this build does not know the KV type \"%s\"", o->policy,
+                        c->kv_type);
     if (!lvr_cpu_level_parse(c->cpu_level, &config->cpu_level))
         return lvr_fail(r->err, LVR_ERR_CONFIG, "%s: this build does not know the CPU level \"%s\"",
                         o->policy, c->cpu_level);
@@ -372,7 +403,7 @@ lvr_status lvr_session_options_resolve(const lvr_session_options *o, const lvr_c
 {
     resolver r = {.o = o, .line = line, .setup = ret, .err = err};
     lvr_run_conditions c;
-    *ret = (lvr_session_setup){0};
+    *ret = (lvr_session_setup){.line = *line};
     lvr_session_config_init(&ret->config);
     lvr_status status = check_options(&r);
     if (status == LVR_OK)
@@ -391,105 +422,9 @@ lvr_status lvr_session_options_resolve(const lvr_session_options *o, const lvr_c
     } else {
         schedule_of_options(&r, &ret->config);
     }
-    return status == LVR_OK ? fill_config(&r, &c) : status;
-}
-
-/* ---- identities ---- */
-
-static lvr_status check_identity(lvr_session_setup *s, const lvr_session_options *o, const char *file,
-                                 const char *what, const char *expected, const char *found, lvr_error *err)
-{
-    if (!expected[0] || strcmp(expected, found) == 0)
-        return LVR_OK;
-    if (!o->what_if)
-        return lvr_fail(err, LVR_ERR_CONFIG,
-                        "%s was made for another %s: expected sha256 %.12s..., found %.12s...; use the one "
-                        "it was made for, or "
-                        "add --what-if to try (the result is marked)",
-                        file, what, expected, found[0] ? found : "none");
-    lvr_log(LVR_LOG_WARN, "--what-if: %s was made for another %s (sha256 %.12s..., here %.12s...)", file,
-            what, expected, found[0] ? found : "none");
-    s->what_if = true;
-    return LVR_OK;
-}
-
-static lvr_status check_identities(lvr_session_setup *s, const lvr_session_options *o,
-                                   const lvr_session *session, lvr_error *err)
-{
-    lvr_policy_file here;
-    lvr_session_describe(session, 0, &here);
-    const struct {
-        const char *file, *what, *expected, *found;
-    } checks[] = {
-        {o->policy, "target model", s->file.target_sha256, here.target_sha256},
-        {o->policy, "draft model", s->file.draft_sha256, here.draft_sha256},
-        {o->policy, "device", s->file.device_sha256, here.device_sha256},
-        {o->cost, "target model", s->cost_target_sha256, here.target_sha256},
-        {o->cost, "draft model", here.draft_sha256[0] ? s->cost_draft_sha256 : "", here.draft_sha256},
-    };
-    for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++) {
-        const lvr_status status =
-            check_identity(s, o, checks[i].file, checks[i].what, checks[i].expected, checks[i].found, err);
-        if (status != LVR_OK)
-            return status;
-    }
-    return LVR_OK;
-}
-
-lvr_status lvr_session_setup_open(lvr_session_setup *setup, const lvr_session_options *o, lvr_session **ret,
-                                  lvr_error *err)
-{
-    lvr_session *session = NULL;
-    lvr_status status = lvr_session_new(&setup->config, &session, err);
-    if (status != LVR_OK)
-        return status;
-    status = check_identities(setup, o, session, err);
-    if (status != LVR_OK) {
-        lvr_session_free(session);
-        return status;
-    }
-    *ret = session;
-    return LVR_OK;
-}
-
-/* ---- prompts ---- */
-
-static lvr_status prompt_from_file(const char *path, lvr_prompts *ret, lvr_error *err)
-{
-    lvr_buf text = LVR_BUF_INIT;
-    lvr_status status = lvr_read_file(path, MAX_PROMPT_BYTES, &text, err);
     if (status == LVR_OK)
-        status = lvr_prompts_one(text.data, text.len, ret, err);
-    lvr_buf_free(&text);
+        status = fill_config(&r, &c);
+    if (status == LVR_OK)
+        lvr_warn_unused_options(ret);
     return status;
-}
-
-lvr_status lvr_session_options_prompts(const lvr_session_options *o, lvr_prompts *ret, lvr_error *err)
-{
-    const int n = (o->prompt != NULL) + (o->file != NULL) + (o->prompts != NULL);
-    if (n != 1)
-        return lvr_fail(err, LVR_ERR_USAGE, "%s; give one of --prompt TEXT, --file FILE and --prompts FILE",
-                        n == 0 ? "no prompt" : "more than one prompt");
-    if ((o->split || o->domain) && !o->prompts)
-        return lvr_fail(err, LVR_ERR_USAGE,
-                        "--split and --domain choose among the prompts of a file; give --prompts FILE");
-    if (o->prompts)
-        return lvr_prompts_load(o->prompts, o->split, o->domain, ret, err);
-    return o->file ? prompt_from_file(o->file, ret, err)
-                   : lvr_prompts_one(o->prompt, strlen(o->prompt), ret, err);
-}
-
-lvr_status lvr_session_options_tokenize(const lvr_session_options *o, const lvr_tokenizer *t,
-                                        const lvr_prompt *prompt, int32_t **ret_tokens, uint32_t *ret_n,
-                                        lvr_error *err)
-{
-    lvr_chat_message messages[2];
-    size_t n = 0;
-    if (!o->chat)
-        return lvr_tokenize(t, prompt->text, prompt->n, true, ret_tokens, ret_n, err);
-    if (o->system)
-        messages[n++] =
-            (lvr_chat_message){.role = LVR_CHAT_SYSTEM, .text = o->system, .n = strlen(o->system)};
-    messages[n++] = (lvr_chat_message){.role = LVR_CHAT_USER, .text = prompt->text, .n = prompt->n};
-    return lvr_chat_tokenize(t, messages, n, ret_tokens, ret_n, err);
 }

@@ -19,6 +19,18 @@ static lvr_status fail_too_large(const char *path, uint64_t max_bytes, lvr_error
                     path, max_bytes);
 }
 
+/* For a pipe whose writer is slow, or has yet to come. A signal that has a handler ends the wait. */
+static lvr_status wait_for_input(int fd, const char *path, lvr_error *err)
+{
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    if (poll(&p, 1, -1) >= 0)
+        return LVR_OK;
+    if (errno == EINTR)
+        return lvr_fail(err, LVR_ERR_INTERRUPTED, "%s: interrupted while waiting for input", path);
+    return lvr_fail_errno(err, errno, "%s: cannot wait for input", path);
+}
+
+/* A named pipe that no writer has opened yet would read as empty. */
 static lvr_status check_readable(int fd, const char *path, uint64_t max_bytes, lvr_error *err)
 {
     struct stat st;
@@ -28,18 +40,7 @@ static lvr_status check_readable(int fd, const char *path, uint64_t max_bytes, l
         return lvr_fail_errno(err, EISDIR, "%s: expected a file, found a directory", path);
     if (S_ISREG(st.st_mode) && (uint64_t)st.st_size > max_bytes)
         return fail_too_large(path, max_bytes, err);
-    return LVR_OK;
-}
-
-/* For a pipe whose writer is slow. A signal that has a handler ends the wait. */
-static lvr_status wait_for_input(int fd, const char *path, lvr_error *err)
-{
-    struct pollfd p = {.fd = fd, .events = POLLIN};
-    if (poll(&p, 1, -1) >= 0)
-        return LVR_OK;
-    if (errno == EINTR)
-        return lvr_fail(err, LVR_ERR_INTERRUPTED, "%s: interrupted while waiting for input", path);
-    return lvr_fail_errno(err, errno, "%s: cannot wait for input", path);
+    return S_ISFIFO(st.st_mode) ? wait_for_input(fd, path, err) : LVR_OK;
 }
 
 /* To the end of file, not to st_size: pipes and /proc have none, and a file may grow meanwhile. */
@@ -75,7 +76,7 @@ static lvr_status read_to_end(int fd, const char *path, uint64_t max_bytes, lvr_
 lvr_status lvr_read_file(const char *path, uint64_t max_bytes, lvr_buf *ret_buf, lvr_error *err)
 {
     lvr_buf buf = LVR_BUF_INIT;
-    /* Not blocking: a named pipe without a writer is empty, not a hang. */
+    /* Not blocking: a signal ends a poll for a pipe's writer, but not an open that waits for one. */
     const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0)
         return lvr_fail_errno(err, errno, "%s: cannot open for reading", path);
@@ -159,6 +160,40 @@ lvr_status lvr_write_file_atomic(const char *path, const void *data, size_t n, l
     const lvr_status status = write_renamed(path, tmp, data, n, err);
     free(tmp);
     return status;
+}
+
+static lvr_status check_directory(const char *path, lvr_error *err)
+{
+    const char *slash = strrchr(path, '/');
+    char *dir = !slash ? strdup(".") : slash == path ? strdup("/") : strndup(path, (size_t)(slash - path));
+    if (!dir)
+        return lvr_fail(err, LVR_ERR_NOMEM, "%s: out of memory for a path", path);
+    lvr_status status = LVR_OK;
+    struct stat st;
+    if (stat(dir, &st) != 0)
+        status = lvr_fail_errno(err, errno, "%s: cannot write into %s", path, dir);
+    else if (!S_ISDIR(st.st_mode))
+        status = lvr_fail_errno(err, ENOTDIR, "%s: cannot write into %s", path, dir);
+    else if (access(dir, W_OK | X_OK) != 0)
+        status = lvr_fail_errno(err, errno, "%s: cannot write into %s", path, dir);
+    free(dir);
+    return status;
+}
+
+lvr_status lvr_check_writable(const char *path, lvr_error *err)
+{
+    struct stat st;
+    if (path[0] == '\0')
+        return lvr_fail_errno(err, ENOENT, "an empty name for a file to write");
+    if (stat(path, &st) != 0)
+        return path[strlen(path) - 1] == '/'
+                   ? lvr_fail_errno(err, EISDIR, "%s: expected the name of a file", path)
+                   : check_directory(path, err);
+    if (S_ISDIR(st.st_mode))
+        return lvr_fail_errno(err, EISDIR, "%s: expected a file to write, found a directory", path);
+    if (S_ISREG(st.st_mode))
+        return check_directory(path, err);
+    return access(path, W_OK) == 0 ? LVR_OK : lvr_fail_errno(err, errno, "%s: cannot write", path);
 }
 
 static lvr_status check_extent(size_t n, uint64_t offset, const char *path, lvr_error *err)

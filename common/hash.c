@@ -1,6 +1,5 @@
 #include "common/hash.h"
 
-#include "common/crc32c_table.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
@@ -200,47 +199,4 @@ lvr_status lvr_sha256_file_hex(const char *path, char ret_hex[LVR_SHA256_HEX_BYT
     if (status == LVR_OK)
         lvr_sha256_hex(&s, ret_hex);
     return status;
-}
-
-static uint32_t load_le32(const uint8_t *p)
-{
-    return p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
-}
-
-static uint32_t crc32c_portable(uint32_t crc, const uint8_t *p, size_t n)
-{
-    for (; n >= 8; p += 8, n -= 8) {
-        const uint32_t lo = crc ^ load_le32(p), hi = load_le32(p + 4);
-        crc = crc32c_table[7][lo & 0xff] ^ crc32c_table[6][lo >> 8 & 0xff] ^
-              crc32c_table[5][lo >> 16 & 0xff] ^ crc32c_table[4][lo >> 24] ^ crc32c_table[3][hi & 0xff] ^
-              crc32c_table[2][hi >> 8 & 0xff] ^ crc32c_table[1][hi >> 16 & 0xff] ^ crc32c_table[0][hi >> 24];
-    }
-    for (; n > 0; p++, n--)
-        crc = crc >> 8 ^ crc32c_table[0][(crc ^ *p) & 0xff];
-    return crc;
-}
-
-#if defined(__x86_64__)
-__attribute__((target("sse4.2"))) static uint32_t crc32c_sse42(uint32_t crc, const uint8_t *p, size_t n)
-{
-    uint64_t wide = crc;
-    for (; n >= 8; p += 8, n -= 8) {
-        uint64_t word;
-        memcpy(&word, p, sizeof word);
-        wide = __builtin_ia32_crc32di(wide, word);
-    }
-    crc = (uint32_t)wide;
-    for (; n > 0; p++, n--)
-        crc = __builtin_ia32_crc32qi(crc, *p);
-    return crc;
-}
-#endif
-
-uint32_t lvr_crc32c(uint32_t crc, const void *data, size_t n)
-{
-#if defined(__x86_64__)
-    if (__builtin_cpu_supports("sse4.2"))
-        return ~crc32c_sse42(~crc, data, n);
-#endif
-    return ~crc32c_portable(~crc, data, n);
 }

@@ -22,5 +22,7 @@ void lvr_sha256_mem_hex(const void *data, size_t n, char ret_hex[LVR_SHA256_HEX_
 lvr_status lvr_sha256_file_hex(const char *path, char ret_hex[LVR_SHA256_HEX_BYTES], lvr_error *err);
 
 uint32_t lvr_crc32c(uint32_t crc, const void *data, size_t n); /* start with crc = 0 */
+/* CRC of a followed by b, from the CRCs of both (each started with 0) and the length of b. */
+uint32_t lvr_crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t len_b);
 
 #endif

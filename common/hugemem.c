@@ -1,6 +1,10 @@
 #include "common/hugemem.h"
 
+#include <inttypes.h>
+#include <math.h>
+#include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -49,4 +53,34 @@ void lvr_huge_free(void *p, size_t bytes)
         free(p);
     else
         munmap(p, round_up(bytes, PAGE_BYTES));
+}
+
+/* Lines of /proc/self/smaps: a mapping's addresses, then its figures in kB. */
+static double share_from(FILE *smaps, uintptr_t begin, uintptr_t end)
+{
+    char *line = NULL;
+    size_t cap = 0;
+    uintptr_t from, to;
+    uint64_t kib, resident_kib = 0, huge_kib = 0;
+    bool inside = false;
+    while (getline(&line, &cap, smaps) > 0) {
+        if (sscanf(line, "%" SCNxPTR "-%" SCNxPTR " ", &from, &to) == 2)
+            inside = from < end && to > begin;
+        else if (inside && sscanf(line, "Rss: %" SCNu64, &kib) == 1)
+            resident_kib += kib;
+        else if (inside && sscanf(line, "AnonHugePages: %" SCNu64, &kib) == 1)
+            huge_kib += kib;
+    }
+    free(line);
+    return resident_kib > 0 ? (double)huge_kib / (double)resident_kib : (double)NAN;
+}
+
+double lvr_huge_share(const void *p, size_t bytes)
+{
+    FILE *smaps = fopen("/proc/self/smaps", "re");
+    if (!smaps)
+        return (double)NAN;
+    const double share = share_from(smaps, (uintptr_t)p, (uintptr_t)p + bytes);
+    fclose(smaps);
+    return share;
 }

@@ -17,4 +17,8 @@ void *lvr_huge_alloc(size_t bytes);
 /* `bytes` as it was allocated. p NULL: nothing. */
 void lvr_huge_free(void *p, size_t bytes);
 
+/* Share, 0..1, of a block's memory that is in huge pages now: of the mappings that the block lies in, which
+ * may be shared with neighbours. NaN: the system does not tell (no /proc). Takes some 10 ms. */
+double lvr_huge_share(const void *p, size_t bytes);
+
 #endif

@@ -447,9 +447,11 @@ static void describe_expected(const lvr_param *p, char *buf, size_t n)
         snprintf(buf, n, "a text");
         break;
     }
-    const size_t len = strlen(buf);
+    size_t len = strlen(buf);
     if (p->unit && strcmp(p->unit, "1") != 0 && len < n)
-        snprintf(buf + len, n - len, " %s", p->unit);
+        len += (size_t)snprintf(buf + len, n - len, " %s", p->unit);
+    if (p->zero_word && len < n)
+        snprintf(buf + len, n - len, ", or %s", p->zero_word);
 }
 
 static lvr_status fail_value(const lvr_param *p, const char *found, lvr_error *err)
@@ -467,9 +469,11 @@ static lvr_status fail_value(const lvr_param *p, const char *found, lvr_error *e
 static bool set_whole(const lvr_param *p, void *obj, const char *text)
 {
     uint64_t u64 = 0;
-    const lvr_status status =
-        p->type == LVR_PARAM_SIZE ? lvr_parse_size(text, &u64, NULL) : lvr_parse_u64(text, &u64, NULL);
-    if (status != LVR_OK || (double)u64 < p->min || (double)u64 > upper_bound(p))
+    const bool word = p->zero_word && strcmp(text, p->zero_word) == 0;
+    const lvr_status status = word                        ? LVR_OK
+                              : p->type == LVR_PARAM_SIZE ? lvr_parse_size(text, &u64, NULL)
+                                                          : lvr_parse_u64(text, &u64, NULL);
+    if (status != LVR_OK || (!word && ((double)u64 < p->min || (double)u64 > upper_bound(p))))
         return false;
     const uint32_t u32 = (uint32_t)u64;
     if (p->type == LVR_PARAM_U32)
@@ -847,7 +851,9 @@ static void put_default(const lvr_param *p, lvr_buf *out)
         text = p->def != 0 ? "true" : NULL;
     else if (p->type == LVR_PARAM_ENUM)
         text = choice_name(p, (int)p->def);
-    else if (p->type != LVR_PARAM_STR) {
+    else if (p->zero_word && p->def == 0)
+        text = p->zero_word;
+    else if (p->type != LVR_PARAM_STR && !isnan(p->def)) {
         lvr_format_double(number, sizeof number, p->def);
         text = number;
     }

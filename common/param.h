@@ -27,9 +27,11 @@ typedef struct lvr_param {
     const char *alias; /* command options only: e.g. "md" for -md; NULL if none */
     lvr_param_type type;
     size_t offset;
-    double min, max, def; /* numeric kinds (bool: 0/1; enum: index). def NaN for LVR_PARAM_STR */
+    double min, max, def; /* numeric kinds (bool: 0/1; enum: index). def NaN: LVR_PARAM_STR, or 0 that is no
+                             default to speak of */
     const char *def_str;
     const char *const *choices; /* NULL-terminated, for ENUM */
+    const char *zero_word;      /* whole numbers: a word for 0, which may be below min; NULL: none */
     const char *unit;           /* "ns", "tokens", "1", ... or NULL */
     const char *help;
     bool tunable;    /* tune may search it in [min, max] */

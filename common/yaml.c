@@ -28,6 +28,8 @@ typedef struct chunk {
 struct lvr_yaml_doc {
     chunk *chunks;
     char *name;
+    uint32_t first_line; /* its number in the file */
+    bool is_line;        /* of JSONL */
     lvr_yaml_node *root;
 };
 
@@ -118,14 +120,14 @@ typedef struct entries {
 
 static lvr_status load_node(loader *l, const yaml_event_t *event, int depth, lvr_yaml_node **ret);
 
-static position position_of(yaml_mark_t mark)
+static position position_of(const loader *l, yaml_mark_t mark)
 {
-    return (position){.line = (uint32_t)mark.line + 1, .column = (uint32_t)mark.column + 1};
+    return (position){.line = (uint32_t)mark.line + l->doc->first_line, .column = (uint32_t)mark.column + 1};
 }
 
 static lvr_status fail_at(loader *l, yaml_mark_t mark, const char *what)
 {
-    const position at = position_of(mark);
+    const position at = position_of(l, mark);
     return lvr_fail(l->err, LVR_ERR_CONFIG, "%s:%u:%u: %s", l->doc->name, at.line, at.column, what);
 }
 
@@ -139,9 +141,13 @@ static lvr_status fail_parser(loader *l)
     const yaml_parser_t *p = &l->parser;
     if (p->error == YAML_MEMORY_ERROR)
         return fail_nomem(l->doc, l->err);
-    const position at = position_of(p->error == YAML_READER_ERROR ? p->mark : p->problem_mark);
-    return lvr_fail(l->err, LVR_ERR_CONFIG, "%s:%u:%u: not valid YAML: %s%s%s", l->doc->name, at.line,
-                    at.column, p->problem ? p->problem : "unreadable text", p->context ? " " : "",
+    const yaml_mark_t mark = p->error == YAML_READER_ERROR ? p->mark : p->problem_mark;
+    position at = position_of(l, mark);
+    if (l->doc->is_line) /* the parser puts its end on a line of its own */
+        at = (position){.line = l->doc->first_line, .column = (uint32_t)mark.index + 1};
+    return lvr_fail(l->err, LVR_ERR_CONFIG, "%s:%u:%u: not valid %s: %s%s%s", l->doc->name, at.line,
+                    at.column, l->doc->is_line ? "JSONL" : "YAML",
+                    p->problem ? p->problem : "unreadable text", p->context ? " " : "",
                     p->context ? p->context : "");
 }
 
@@ -162,7 +168,7 @@ static lvr_status new_node(loader *l, lvr_yaml_kind kind, yaml_mark_t mark, lvr_
         return fail_nomem(l->doc, l->err);
     l->n_nodes++;
     both->notes = (node_notes){.doc = l->doc};
-    both->node = (lvr_yaml_node){.notes = &both->notes, .kind = kind, .at = position_of(mark)};
+    both->node = (lvr_yaml_node){.notes = &both->notes, .kind = kind, .at = position_of(l, mark)};
     *ret = &both->node;
     return LVR_OK;
 }
@@ -281,7 +287,7 @@ static lvr_status load_key(loader *l, entry *ret, bool *ret_end)
         status = check_decorations(l, &event, event.data.scalar.anchor, event.data.scalar.tag);
     if (status == LVR_OK)
         status = copy_scalar(l, &event, &ret->key);
-    ret->at = position_of(event.start_mark);
+    ret->at = position_of(l, event.start_mark);
 out:
     yaml_event_delete(&event);
     return status;
@@ -400,9 +406,9 @@ static lvr_status load_stream(loader *l)
 }
 
 /* Before libyaml sees it: its reader names neither the line nor the remedy. */
-static lvr_status check_text(const char *name, const char *text, size_t n, lvr_error *err)
+static lvr_status check_text(const char *name, size_t line, const char *text, size_t n, lvr_error *err)
 {
-    size_t line = 1, line_start = 0;
+    size_t line_start = 0;
     for (size_t i = 0; i < n;) {
         const size_t len = lvr_utf8_len(text + i, n - i);
         if (len == 0)
@@ -438,18 +444,20 @@ static lvr_status new_doc(const char *name, lvr_yaml_doc **ret, lvr_error *err)
     return LVR_OK;
 }
 
-lvr_status lvr_yaml_load_mem(const char *name, const char *text, size_t n, lvr_yaml_doc **ret_doc,
-                             lvr_error *err)
+static lvr_status load_from(const char *name, uint32_t first_line, bool is_line, const char *text, size_t n,
+                            lvr_yaml_doc **ret_doc, lvr_error *err)
 {
     if (n > MAX_BYTES)
         return lvr_fail(err, LVR_ERR_CONFIG, "%s: expected at most 64 MiB of YAML, found %zu bytes", name, n);
-    lvr_status status = check_text(name, text, n, err);
+    lvr_status status = check_text(name, first_line, text, n, err);
     if (status != LVR_OK)
         return status;
     loader l = {.err = err};
     status = new_doc(name, &l.doc, err);
     if (status != LVR_OK)
         return status;
+    l.doc->first_line = first_line;
+    l.doc->is_line = is_line;
     if (!yaml_parser_initialize(&l.parser)) {
         status = fail_nomem(l.doc, err);
         goto out;
@@ -464,6 +472,18 @@ out:
     else
         lvr_yaml_free(l.doc);
     return status;
+}
+
+lvr_status lvr_yaml_load_mem(const char *name, const char *text, size_t n, lvr_yaml_doc **ret_doc,
+                             lvr_error *err)
+{
+    return load_from(name, 1, false, text, n, ret_doc, err);
+}
+
+lvr_status lvr_yaml_load_line(const char *name, uint32_t line, const char *text, size_t n,
+                              lvr_yaml_doc **ret_doc, lvr_error *err)
+{
+    return load_from(name, line, true, text, n, ret_doc, err);
 }
 
 lvr_status lvr_yaml_load_file(const char *path, lvr_yaml_doc **ret_doc, lvr_error *err)
@@ -522,6 +542,11 @@ const char *lvr_yaml_key_at(const lvr_yaml_node *node, size_t i)
 const char *lvr_yaml_text(const lvr_yaml_node *node)
 {
     return node->text;
+}
+
+bool lvr_yaml_is_plain(const lvr_yaml_node *node)
+{
+    return node->kind == LVR_YAML_SCALAR && node->plain;
 }
 
 bool lvr_yaml_is_null(const lvr_yaml_node *node)

@@ -26,6 +26,9 @@ lvr_status lvr_yaml_load_file(const char *path, lvr_yaml_doc **ret_doc, lvr_erro
 /* `name` stands for the file name in messages. */
 lvr_status lvr_yaml_load_mem(const char *name, const char *text, size_t n, lvr_yaml_doc **ret_doc,
                              lvr_error *err);
+/* One line of a JSONL file, which messages number `line`. */
+lvr_status lvr_yaml_load_line(const char *name, uint32_t line, const char *text, size_t n,
+                              lvr_yaml_doc **ret_doc, lvr_error *err);
 void lvr_yaml_free(lvr_yaml_doc *doc);
 
 const lvr_yaml_node *lvr_yaml_root(const lvr_yaml_doc *doc);
@@ -37,6 +40,7 @@ size_t lvr_yaml_len(const lvr_yaml_node *node);                        /* items 
 const lvr_yaml_node *lvr_yaml_at(const lvr_yaml_node *node, size_t i); /* value i; marks its key as used */
 const char *lvr_yaml_key_at(const lvr_yaml_node *node, size_t i);      /* key i of a mapping */
 const char *lvr_yaml_text(const lvr_yaml_node *node);                  /* a scalar's text, else NULL */
+bool lvr_yaml_is_plain(const lvr_yaml_node *node);                     /* a scalar without quotes */
 bool lvr_yaml_is_null(const lvr_yaml_node *node);                      /* empty, ~ or null, not quoted */
 /* NULL if absent (or `map` is no mapping); marks it used. */
 const lvr_yaml_node *lvr_yaml_find(const lvr_yaml_node *map, const char *key);

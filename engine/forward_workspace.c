@@ -1,5 +1,6 @@
 #include "engine/forward_internal.h"
 
+#include "common/minmax.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,29 +34,31 @@ static void take_quantised(arena *a, uint64_t rows, uint64_t n_in, quantised_row
     ret->hsum = take(a, rows * lvr_forward_blocks(n_in) * 2, sizeof *ret->hsum);
 }
 
-static void take_workers(arena *a, uint32_t n_ctx, uint32_t n_threads, worker_space **ret)
+static void take_workers(arena *a, const lvr_model_shape *s, uint32_t n_ctx, uint32_t n_threads,
+                         worker_space **ret)
 {
+    const float scale = (float)(1.0 / sqrt((double)s->head_dim));
     worker_space *w = take(a, n_threads, sizeof *w);
     for (uint32_t i = 0; i < n_threads; i++) {
-        const worker_space one = {.k = take(a, n_ctx, sizeof *one.k),
-                                  .v = take(a, n_ctx, sizeof *one.v),
-                                  .scores = take(a, n_ctx, sizeof *one.scores),
-                                  .n_prefix = UINT32_MAX};
-        if (w)
-            w[i] = one;
+        uint32_t *slots = take(a, n_ctx, sizeof *slots);
+        float *memory = take(a, lvr_attention_floats(s->head_dim, n_ctx), sizeof *memory);
+        if (!w)
+            continue;
+        w[i].slots = slots;
+        lvr_attention_init(&w[i].attention, s->head_dim, n_ctx, scale, memory);
     }
     *ret = w;
 }
 
 /* Products of two 32-bit numbers fit into 64 bits, so only take's own product can overflow. */
-static void lay_out(arena *a, const lvr_model_shape *s, uint32_t n_ctx, uint32_t max_rows, uint32_t n_threads,
-                    lvr_forward *f)
+static void lay_out(arena *a, const lvr_model_shape *s, uint32_t n_ctx, uint32_t max_rows,
+                    uint32_t max_prompt_rows, uint32_t n_threads, lvr_forward *f)
 {
-    const uint64_t rows = max_rows;
+    const uint64_t rows = max_rows, pass_rows = lvr_max_u32(max_rows, max_prompt_rows);
     const uint64_t q_dim = (uint64_t)s->n_heads * s->head_dim;
     const uint64_t kv_dim = (uint64_t)s->n_kv * s->head_dim;
     f->rows = take(a, rows, sizeof *f->rows);
-    f->x = take(a, rows * s->d_model, sizeof *f->x);
+    f->x = take(a, pass_rows * s->d_model, sizeof *f->x);
     f->norm = take(a, rows * s->d_model, sizeof *f->norm);
     f->proj = take(a, rows * s->d_model, sizeof *f->proj);
     f->q = take(a, q_dim, rows * sizeof *f->q);
@@ -67,15 +70,15 @@ static void lay_out(arena *a, const lvr_model_shape *s, uint32_t n_ctx, uint32_t
     take_quantised(a, rows, s->d_model, &f->norm_q);
     take_quantised(a, rows, q_dim > s->d_ff ? q_dim : s->d_ff, &f->mid_q);
     f->rope = take(a, (uint64_t)n_ctx * s->head_dim, sizeof *f->rope);
-    take_workers(a, n_ctx, n_threads, &f->workers);
+    take_workers(a, s, n_ctx, n_threads, &f->workers);
 }
 
 uint64_t lvr_forward_bytes(const lvr_model_shape *shape, uint32_t n_ctx, uint32_t max_rows,
-                           uint32_t n_threads)
+                           uint32_t max_prompt_rows, uint32_t n_threads)
 {
     arena count = {0};
     lvr_forward unused = {0};
-    lay_out(&count, shape, n_ctx, max_rows, n_threads, &unused);
+    lay_out(&count, shape, n_ctx, max_rows, max_prompt_rows, n_threads, &unused);
     return count.overflow ? UINT64_MAX : count.used;
 }
 
@@ -95,6 +98,17 @@ static void fill_rope(float *table, uint32_t n_ctx, const lvr_model *m)
     }
 }
 
+lvr_kv_shape lvr_forward_kv_shape(const lvr_model_shape *shape, lvr_kv_type type, uint32_t n_ctx,
+                                  uint32_t max_scratch)
+{
+    return (lvr_kv_shape){.type = type,
+                          .n_layers = shape->n_layers,
+                          .n_ctx = n_ctx,
+                          .max_scratch = max_scratch,
+                          .n_kv = shape->n_kv,
+                          .head_dim = shape->head_dim};
+}
+
 static lvr_status check_rope_freqs(const lvr_model *m, lvr_error *err)
 {
     for (uint32_t i = 0; m->rope_freqs && i < m->shape->head_dim / 2; i++)
@@ -112,10 +126,13 @@ static lvr_status check_shape(const lvr_model *m, const lvr_kv *kv, uint32_t max
     if (s->head_dim == 0 || s->head_dim % LVR_GROUP != 0)
         return lvr_fail(err, LVR_ERR_UNSUPPORTED, "%s: head width %u; this version needs a multiple of %u",
                         lvr_pack_path(m->pack), s->head_dim, LVR_GROUP);
-    if (kv->n_layers != s->n_layers || kv->kv_dim != s->n_kv * s->head_dim)
-        return lvr_fail(err, LVR_ERR_INVARIANT,
-                        "forward: the KV cache is for %u layers of %u values, the model has %u of %u",
-                        kv->n_layers, kv->kv_dim, s->n_layers, s->n_kv * s->head_dim);
+    const lvr_kv_shape *c = &kv->shape;
+    if (c->n_layers != s->n_layers || c->n_kv != s->n_kv || c->head_dim != s->head_dim)
+        return lvr_fail(
+            err, LVR_ERR_INVARIANT,
+            "forward: the KV cache is for %u layers of %u heads of %u values, the model has %u of "
+            "%u of %u",
+            c->n_layers, c->n_kv, c->head_dim, s->n_layers, s->n_kv, s->head_dim);
     if (max_rows == 0)
         return lvr_fail(err, LVR_ERR_INVARIANT, "forward: a pass needs room for at least one row");
     return check_rope_freqs(m, err);
@@ -124,20 +141,21 @@ static lvr_status check_shape(const lvr_model *m, const lvr_kv *kv, uint32_t max
 static lvr_status allocate(lvr_forward *f, lvr_error *err)
 {
     const lvr_model_shape *s = f->shape;
-    const uint64_t bytes = lvr_forward_bytes(s, f->kv->n_ctx, f->max_rows, f->n_threads);
-    const uint64_t n_slots = f->kv->max_scratch ? f->kv->max_scratch : 1;
+    const uint32_t n_ctx = f->kv->shape.n_ctx, max_scratch = f->kv->shape.max_scratch;
+    const uint64_t bytes = lvr_forward_bytes(s, n_ctx, f->max_rows, f->max_prompt_rows, f->n_threads);
+    const uint64_t n_slots = max_scratch ? max_scratch : 1;
     f->slots = calloc(n_slots, sizeof *f->slots);
     f->arena = bytes > SIZE_MAX / 2 ? NULL : aligned_alloc(ARENA_ALIGN, bytes);
     if (!f->slots || !f->arena)
         return lvr_fail(err, LVR_ERR_NOMEM, "forward: out of memory for a workspace of %llu bytes",
                         (unsigned long long)bytes);
     arena a = {.base = f->arena};
-    lay_out(&a, s, f->kv->n_ctx, f->max_rows, f->n_threads, f);
+    lay_out(&a, s, n_ctx, f->max_rows, f->max_prompt_rows, f->n_threads, f);
     return LVR_OK;
 }
 
 lvr_status lvr_forward_new(const lvr_model *model, const lvr_kernels *kernels, lvr_pool *pool, lvr_kv *kv,
-                           uint32_t max_rows, lvr_forward **ret, lvr_error *err)
+                           uint32_t max_rows, uint32_t max_prompt_rows, lvr_forward **ret, lvr_error *err)
 {
     lvr_status status = check_shape(model, kv, max_rows, err);
     if (status != LVR_OK)
@@ -152,17 +170,16 @@ lvr_status lvr_forward_new(const lvr_model *model, const lvr_kernels *kernels, l
     f->pool = pool;
     f->kv = kv;
     f->max_rows = max_rows;
+    f->max_prompt_rows = max_prompt_rows;
     f->n_threads = lvr_pool_size(pool);
     f->q_dim = s->n_heads * s->head_dim;
     f->kv_dim = s->n_kv * s->head_dim;
-    f->heads_per_unit = s->head_dim % LVR_BLOCK == 0 || s->n_heads % 2 != 0 ? 1 : 2;
-    f->attention_scale = (float)(1.0 / sqrt((double)s->head_dim));
     status = allocate(f, err);
     if (status != LVR_OK) {
         lvr_forward_free(f);
         return status;
     }
-    fill_rope(f->rope, kv->n_ctx, model);
+    fill_rope(f->rope, kv->shape.n_ctx, model);
     *ret = f;
     return LVR_OK;
 }
@@ -175,5 +192,3 @@ void lvr_forward_free(lvr_forward *f)
     free(f->arena);
     free(f);
 }
-
-/* The least units worth claiming. */

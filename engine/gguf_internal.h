@@ -5,6 +5,7 @@
 #ifndef LVR_ENGINE_GGUF_INTERNAL_H
 #define LVR_ENGINE_GGUF_INTERNAL_H
 
+#include "common/buf.h"
 #include "engine/gguf.h"
 
 #define LVR_GGUF_VERSION 3u
@@ -79,6 +80,22 @@ typedef struct lvr_gguf_parser {
     char context[320]; /* what is being read, for messages */
     lvr_error *err;
 } lvr_gguf_parser;
+
+/* Numbers as a GGUF holds them: little endian, as this machine's memory does. */
+static inline void lvr_gguf_put_u32(lvr_buf *b, uint32_t v)
+{
+    lvr_buf_append(b, &v, sizeof(v));
+}
+
+static inline void lvr_gguf_put_u64(lvr_buf *b, uint64_t v)
+{
+    lvr_buf_append(b, &v, sizeof(v));
+}
+
+static inline uint64_t lvr_gguf_align_up(uint64_t n, uint32_t alignment)
+{
+    return (n + alignment - 1) / alignment * alignment;
+}
 
 /* Says what is being read now. */
 void lvr_gguf_parsing(lvr_gguf_parser *p, const char *fmt, ...) __attribute__((format(printf, 2, 3)));

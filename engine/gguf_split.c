@@ -6,10 +6,12 @@
  */
 #include "engine/gguf_internal.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define MAX_PARTS 9999u
 #define SUFFIX_BYTES 20u /* -00001-of-00002.gguf */
@@ -39,7 +41,8 @@ static lvr_status check_number(const lvr_gguf *g, const char *key, uint32_t expe
         return status;
     return lvr_fail(
         err, LVR_ERR_FORMAT,
-        "%s: metadata key %s is %u, expected %u: the part belongs to another model, or was renamed",
+        "%s: metadata key %s is %u, expected %u: the part belongs to another model, or was renamed; give all "
+        "parts the names they were made with, or download them again",
         lvr_gguf_path(g), key, found, expected);
 }
 
@@ -54,7 +57,8 @@ static lvr_status check_same_model(const lvr_gguf *first, const lvr_gguf *part, 
         if (a->end - a->begin != b->end - b->begin ||
             memcmp(first->header + a->begin, part->header + b->begin, a->end - a->begin) != 0)
             return lvr_fail(err, LVR_ERR_FORMAT,
-                            "%s: metadata key %.255s differs from that of %s: a part of another model",
+                            "%s: metadata key %.255s differs from that of %s: a part of another model; "
+                            "download all parts again",
                             lvr_gguf_path(part), b->key, lvr_gguf_path(first));
     }
     return LVR_OK;
@@ -66,7 +70,8 @@ static lvr_status check_no_double(lvr_gguf *const *parts, uint32_t i, lvr_error 
         for (uint32_t k = 0; k < i; k++)
             if (lvr_gguf_find(parts[k], parts[i]->tensors[t].name) != NULL)
                 return lvr_fail(err, LVR_ERR_FORMAT,
-                                "%s: tensor %s is in %s too: a part was copied, or belongs to another model",
+                                "%s: tensor %s is in %s too: a part was copied, or belongs to another model; "
+                                "download all parts again",
                                 lvr_gguf_path(parts[i]), parts[i]->tensors[t].name, lvr_gguf_path(parts[k]));
     return LVR_OK;
 }
@@ -93,22 +98,12 @@ static lvr_status check_parts(lvr_gguf *const *parts, uint32_t n, lvr_error *err
     if (status == LVR_OK && stated != n_tensors)
         status = lvr_fail(err, LVR_ERR_FORMAT,
                           "%s: split.tensors.count is %u, but its %u parts hold %" PRIu64
-                          " tensors: one of them belongs to another model",
+                          " tensors: one of them belongs to another model; download all parts again",
                           lvr_gguf_path(parts[0]), stated, n, n_tensors);
     return status;
 }
 
 /* ---- joining ---- */
-
-static void put_u32(lvr_buf *b, uint32_t v)
-{
-    lvr_buf_append(b, &v, sizeof(v));
-}
-
-static void put_u64(lvr_buf *b, uint64_t v)
-{
-    lvr_buf_append(b, &v, sizeof(v));
-}
 
 static bool is_kept(const lvr_gguf_entry *e)
 {
@@ -117,13 +112,13 @@ static bool is_kept(const lvr_gguf_entry *e)
 
 static void put_tensor(lvr_buf *b, const lvr_gguf_tensor *t, uint64_t offset)
 {
-    put_u64(b, strlen(t->name));
+    lvr_gguf_put_u64(b, strlen(t->name));
     lvr_buf_append(b, t->name, strlen(t->name));
-    put_u32(b, t->n_dims);
+    lvr_gguf_put_u32(b, t->n_dims);
     for (uint32_t d = 0; d < t->n_dims; d++)
-        put_u64(b, t->dims[d]);
-    put_u32(b, t->type);
-    put_u64(b, offset);
+        lvr_gguf_put_u64(b, t->dims[d]);
+    lvr_gguf_put_u32(b, t->type);
+    lvr_gguf_put_u64(b, offset);
 }
 
 /* The header of the file that joining the parts would make; tensors follow each other in the parts' order. */
@@ -136,9 +131,9 @@ static void put_header(lvr_gguf *const *parts, uint32_t n, lvr_buf *b)
     for (uint32_t i = 0; i < n; i++)
         n_tensors += parts[i]->n_tensors;
     lvr_buf_append(b, "GGUF", 4);
-    put_u32(b, LVR_GGUF_VERSION);
-    put_u64(b, n_tensors);
-    put_u64(b, n_keys);
+    lvr_gguf_put_u32(b, LVR_GGUF_VERSION);
+    lvr_gguf_put_u64(b, n_tensors);
+    lvr_gguf_put_u64(b, n_keys);
     for (uint64_t i = 0; i < first->n_keys; i++)
         if (is_kept(&first->keys[i]))
             lvr_buf_append(b, first->header + first->keys[i].begin,
@@ -147,7 +142,7 @@ static void put_header(lvr_gguf *const *parts, uint32_t n, lvr_buf *b)
         for (uint64_t k = 0; k < parts[i]->n_tensors; k++) {
             const lvr_gguf_tensor *t = &parts[i]->tensors[k];
             put_tensor(b, t, offset);
-            offset += (t->bytes + first->alignment - 1) / first->alignment * first->alignment;
+            offset += lvr_gguf_align_up(t->bytes, first->alignment);
         }
 }
 
@@ -250,7 +245,14 @@ static lvr_status open_part(const char *any, uint32_t i, uint32_t count, lvr_ggu
     char *path = part_path(any, i, count);
     if (path == NULL)
         return lvr_fail(err, LVR_ERR_NOMEM, "%s: out of memory", any);
-    const lvr_status status = lvr_gguf_open_one(path, ret, err);
+    lvr_status status = LVR_OK;
+    if (access(path, F_OK) != 0)
+        status = lvr_fail_errno(err, errno,
+                                "%s: cannot find it (the parts of a model lie beside each other: download "
+                                "this one too, or copy it there)",
+                                path);
+    else
+        status = lvr_gguf_open_one(path, ret, err);
     if (status != LVR_OK) {
         char what[64];
         snprintf(what, sizeof(what), "part %u of %u of the split model", i + 1, count);

@@ -196,24 +196,71 @@ static int compare_extents(const void *a, const void *b)
     return (x->begin > y->begin) - (x->begin < y->begin);
 }
 
-static lvr_status check_overlap(lvr_gguf_parser *p)
+/* A tensor begins where the one before it ends, but for the padding. */
+static lvr_status check_neighbours(lvr_gguf_parser *p, const struct extent *before, const struct extent *x)
 {
     const lvr_gguf *g = p->g;
-    struct extent *x = calloc(g->n_tensors + 1, sizeof(*x));
+    if (x->begin < before->end)
+        return lvr_gguf_parse_fail(p, LVR_ERR_FORMAT, "tensors %s and %s overlap: the file is damaged",
+                                   g->tensors[before->index].name, g->tensors[x->index].name);
+    if (x->begin != lvr_gguf_align_up(before->end, g->alignment))
+        return lvr_gguf_parse_fail(
+            p, LVR_ERR_FORMAT,
+            "tensor %s begins at byte %" PRIu64 ", expected %" PRIu64 ", where tensor %s and its padding to "
+            "%u bytes end: general.alignment is wrong, or the file is damaged; convert or download it again",
+            g->tensors[x->index].name, x->begin, lvr_gguf_align_up(before->end, g->alignment),
+            g->tensors[before->index].name, g->alignment);
+    return LVR_OK;
+}
+
+/* The last tensor's padding may be missing. More than that is data that the tensors do not account for: they
+ * have been looked for in the wrong place. */
+static lvr_status check_end(lvr_gguf_parser *p, uint64_t end)
+{
+    const lvr_gguf *g = p->g;
+    if (g->file_bytes <= lvr_gguf_align_up(end, g->alignment))
+        return LVR_OK;
+    return lvr_gguf_parse_fail(p, LVR_ERR_FORMAT,
+                               "the tensors end at byte %" PRIu64 " of %" PRIu64
+                               ", expected at most %u bytes "
+                               "of padding after them: general.alignment is wrong, or the file is damaged; "
+                               "convert or download it again",
+                               end, g->file_bytes, g->alignment - 1);
+}
+
+/* x: all tensors, in the order of the file. */
+static lvr_status check_extents(lvr_gguf_parser *p, const struct extent *x, uint64_t data_begin,
+                                bool skip_end)
+{
+    const lvr_gguf *g = p->g;
+    lvr_status status = LVR_OK;
+    if (x[0].begin != data_begin)
+        return lvr_gguf_parse_fail(p, LVR_ERR_FORMAT,
+                                   "the first tensor, %s, has offset %" PRIu64
+                                   ", expected 0: the file is damaged; convert or download it again",
+                                   g->tensors[x[0].index].name, x[0].begin - data_begin);
+    for (uint64_t i = 1; status == LVR_OK && i < g->n_tensors; i++)
+        status = check_neighbours(p, &x[i - 1], &x[i]);
+    return status == LVR_OK && !skip_end ? check_end(p, x[g->n_tensors - 1].end) : status;
+}
+
+/* Tensors fill the data one after the other, as every writer lays them out and llama.cpp demands: with a
+ * wrong alignment or a damaged offset they would be read from the wrong place in silence. */
+static lvr_status check_layout(lvr_gguf_parser *p, uint64_t data_begin, bool skip_end)
+{
+    const lvr_gguf *g = p->g;
+    if (g->n_tensors == 0)
+        return LVR_OK;
+    struct extent *x = calloc(g->n_tensors, sizeof(*x));
     if (x == NULL)
         return lvr_gguf_no_memory(p);
     for (uint64_t i = 0; i < g->n_tensors; i++) {
         const lvr_gguf_tensor *t = &g->tensors[i];
         x[i] = (struct extent){.begin = t->offset, .end = t->offset + t->bytes, .index = i};
     }
-    if (g->n_tensors > 0)
-        qsort(x, g->n_tensors, sizeof(*x), compare_extents);
-    lvr_status status = LVR_OK;
+    qsort(x, g->n_tensors, sizeof(*x), compare_extents);
     lvr_gguf_parsing(p, "tensor table");
-    for (uint64_t i = 1; status == LVR_OK && i < g->n_tensors; i++)
-        if (x[i].begin < x[i - 1].end)
-            status = lvr_gguf_parse_fail(p, LVR_ERR_FORMAT, "tensors %s and %s overlap: the file is damaged",
-                                         g->tensors[x[i - 1].index].name, g->tensors[x[i].index].name);
+    const lvr_status status = check_extents(p, x, data_begin, skip_end);
     free(x);
     return status;
 }
@@ -224,10 +271,10 @@ lvr_status lvr_gguf_place_tensors(lvr_gguf_parser *p, bool skip_bounds)
     lvr_status status = find_alignment(p);
     if (status != LVR_OK)
         return status;
-    const uint64_t data_begin = (p->pos + g->alignment - 1) / g->alignment * g->alignment;
+    const uint64_t data_begin = lvr_gguf_align_up(p->pos, g->alignment);
     for (uint64_t i = 0; status == LVR_OK && i < g->n_tensors; i++)
         status = place_tensor(p, &g->tensors[i], data_begin);
     if (status == LVR_OK && !skip_bounds)
         status = check_bounds(p);
-    return status == LVR_OK ? check_overlap(p) : status;
+    return status == LVR_OK ? check_layout(p, data_begin, skip_bounds) : status;
 }

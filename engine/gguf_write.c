@@ -1,6 +1,7 @@
 #include "engine/gguf_write.h"
 #include "common/buf.h"
 #include "common/fs.h"
+#include "engine/gguf_internal.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -13,11 +14,7 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "GGUF is written as memory holds it");
 
-#define GGUF_VERSION 3u
 #define ALIGNMENT 32u /* the specification's default: no general.alignment key is needed */
-
-/* The specification's value types. */
-enum { V_U32 = 4, V_I32 = 5, V_F32 = 6, V_BOOL = 7, V_STR = 8, V_ARR = 9, V_U64 = 10 };
 
 struct lvr_gguf_writer {
     char *path, *tmp; /* tmp: NULL until opened and once renamed */
@@ -27,11 +24,6 @@ struct lvr_gguf_writer {
     uint64_t n_keys, n_tensors;
     uint64_t data_bytes, data_begin;
 };
-
-static uint64_t align_up(uint64_t n)
-{
-    return (n + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-}
 
 lvr_gguf_writer *lvr_gguf_writer_new(const char *path)
 {
@@ -65,83 +57,73 @@ void lvr_gguf_writer_free(lvr_gguf_writer *w)
 
 /* ---- announcing ---- */
 
-static void put_u32(lvr_buf *b, uint32_t v)
-{
-    lvr_buf_append(b, &v, sizeof v);
-}
-
-static void put_u64(lvr_buf *b, uint64_t v)
-{
-    lvr_buf_append(b, &v, sizeof v);
-}
-
 static void put_text(lvr_buf *b, const char *s, uint64_t n)
 {
-    put_u64(b, n);
+    lvr_gguf_put_u64(b, n);
     lvr_buf_append(b, s, n);
 }
 
 static void put_key(lvr_gguf_writer *w, const char *key, uint32_t type)
 {
     put_text(&w->keys, key, strlen(key));
-    put_u32(&w->keys, type);
+    lvr_gguf_put_u32(&w->keys, type);
     w->n_keys++;
 }
 
 static void put_array(lvr_gguf_writer *w, const char *key, uint32_t elem_type, uint64_t n)
 {
-    put_key(w, key, V_ARR);
-    put_u32(&w->keys, elem_type);
-    put_u64(&w->keys, n);
+    put_key(w, key, GGUF_V_ARR);
+    lvr_gguf_put_u32(&w->keys, elem_type);
+    lvr_gguf_put_u64(&w->keys, n);
 }
 
 void lvr_gguf_write_u32(lvr_gguf_writer *w, const char *key, uint32_t v)
 {
-    put_key(w, key, V_U32);
-    put_u32(&w->keys, v);
+    put_key(w, key, GGUF_V_U32);
+    lvr_gguf_put_u32(&w->keys, v);
 }
 
 void lvr_gguf_write_u64(lvr_gguf_writer *w, const char *key, uint64_t v)
 {
-    put_key(w, key, V_U64);
-    put_u64(&w->keys, v);
+    put_key(w, key, GGUF_V_U64);
+    lvr_gguf_put_u64(&w->keys, v);
 }
 
 void lvr_gguf_write_f32(lvr_gguf_writer *w, const char *key, float v)
 {
-    put_key(w, key, V_F32);
+    put_key(w, key, GGUF_V_F32);
     lvr_buf_append(&w->keys, &v, sizeof v);
 }
 
 void lvr_gguf_write_bool(lvr_gguf_writer *w, const char *key, bool v)
 {
     const uint8_t byte = v;
-    put_key(w, key, V_BOOL);
+    put_key(w, key, GGUF_V_BOOL);
     lvr_buf_append(&w->keys, &byte, 1);
 }
 
 void lvr_gguf_write_str(lvr_gguf_writer *w, const char *key, const char *v)
 {
-    put_key(w, key, V_STR);
+    put_key(w, key, GGUF_V_STR);
     put_text(&w->keys, v, strlen(v));
 }
 
 void lvr_gguf_write_strs(lvr_gguf_writer *w, const char *key, const lvr_gguf_str *v, uint64_t n)
 {
-    put_array(w, key, V_STR, n);
+    put_array(w, key, GGUF_V_STR, n);
     for (uint64_t i = 0; i < n; i++)
         put_text(&w->keys, v[i].s, v[i].n);
 }
 
 void lvr_gguf_write_i32s(lvr_gguf_writer *w, const char *key, const int32_t *v, uint64_t n)
 {
-    put_array(w, key, V_I32, n);
+    put_array(w, key, GGUF_V_I32, n);
     lvr_buf_append(&w->keys, v, n * sizeof *v);
 }
 
 void lvr_gguf_write_f32s(lvr_gguf_writer *w, const char *key, const float *v, uint64_t n)
 {
-    put_array(w, key, V_F32, n);
+    put_array(w, key, GGUF_V_F32, n);
     lvr_buf_append(&w->keys, v, n * sizeof *v);
 }
 
@@ -150,15 +132,15 @@ uint32_t lvr_gguf_write_tensor(lvr_gguf_writer *w, const char *name, lvr_wtype t
 {
     uint64_t bytes = lvr_wtype_row_bytes(type, dims[0]);
     put_text(&w->tensors, name, strlen(name));
-    put_u32(&w->tensors, n_dims);
+    lvr_gguf_put_u32(&w->tensors, n_dims);
     for (uint32_t i = 0; i < n_dims; i++) {
-        put_u64(&w->tensors, dims[i]);
+        lvr_gguf_put_u64(&w->tensors, dims[i]);
         bytes *= i > 0 ? dims[i] : 1;
     }
-    put_u32(&w->tensors, type);
-    put_u64(&w->tensors, w->data_bytes);
-    put_u64(&w->offsets, w->data_bytes);
-    w->data_bytes = align_up(w->data_bytes + bytes);
+    lvr_gguf_put_u32(&w->tensors, type);
+    lvr_gguf_put_u64(&w->tensors, w->data_bytes);
+    lvr_gguf_put_u64(&w->offsets, w->data_bytes);
+    w->data_bytes = lvr_gguf_align_up(w->data_bytes + bytes, ALIGNMENT);
     return (uint32_t)w->n_tensors++;
 }
 
@@ -171,7 +153,7 @@ static uint64_t header_bytes(const lvr_gguf_writer *w)
 
 uint64_t lvr_gguf_writer_bytes(const lvr_gguf_writer *w)
 {
-    return align_up(header_bytes(w)) + w->data_bytes;
+    return lvr_gguf_align_up(header_bytes(w), ALIGNMENT) + w->data_bytes;
 }
 
 static lvr_status check_place(const lvr_gguf_writer *w, lvr_error *err)
@@ -219,12 +201,12 @@ static lvr_status put_header(lvr_gguf_writer *w, lvr_error *err)
     static const char zeros[ALIGNMENT];
     lvr_buf h = LVR_BUF_INIT;
     lvr_buf_append(&h, "GGUF", 4);
-    put_u32(&h, GGUF_VERSION);
-    put_u64(&h, w->n_tensors);
-    put_u64(&h, w->n_keys);
+    lvr_gguf_put_u32(&h, LVR_GGUF_VERSION);
+    lvr_gguf_put_u64(&h, w->n_tensors);
+    lvr_gguf_put_u64(&h, w->n_keys);
     lvr_buf_append(&h, w->keys.data, w->keys.len);
     lvr_buf_append(&h, w->tensors.data, w->tensors.len);
-    w->data_begin = align_up(header_bytes(w));
+    w->data_begin = lvr_gguf_align_up(header_bytes(w), ALIGNMENT);
     lvr_buf_append(&h, zeros, w->data_begin - header_bytes(w));
     lvr_status status = LVR_OK;
     if (h.failed || w->keys.failed || w->tensors.failed || w->offsets.failed)

@@ -9,71 +9,108 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#define LOAD_CHUNK_BYTES (8ull << 20)
+
 /* One section of the pack, as its header describes it. */
 typedef struct section {
     uint64_t offset, bytes;
     uint32_t crc;
 } section;
 
-static lvr_status read_section(int fd, const char *path, const char *what, const section *s, uint8_t **ret,
-                               lvr_error *err)
+/* All sections on their way into memory. */
+typedef struct loading {
+    const char *path;
+    int fd;
+    const lvr_watch *watch;
+    uint64_t done, total; /* bytes */
+} loading;
+
+static void report(const loading *l)
+{
+    if (l->watch->progress)
+        l->watch->progress("loading", l->done, l->total, l->watch->user);
+}
+
+/* In chunks: their checksum is taken while they are in the cache, and a signal is heeded between them. */
+static lvr_status read_chunks(loading *l, const section *s, uint8_t *data, uint32_t *ret_crc, lvr_error *err)
+{
+    uint32_t crc = 0;
+    for (uint64_t at = 0; at < s->bytes; at += LOAD_CHUNK_BYTES) {
+        const uint64_t n = s->bytes - at < LOAD_CHUNK_BYTES ? s->bytes - at : LOAD_CHUNK_BYTES;
+        if (l->watch->cancel && atomic_load(l->watch->cancel))
+            return lvr_fail(err, LVR_ERR_INTERRUPTED, "interrupted while loading %s", l->path);
+        const lvr_status status = lvr_pread_all(l->fd, data + at, n, s->offset + at, l->path, err);
+        if (status != LVR_OK)
+            return status;
+        crc = lvr_crc32c(crc, data + at, n);
+        l->done += n;
+        report(l);
+    }
+    *ret_crc = crc;
+    return LVR_OK;
+}
+
+static lvr_status read_section(loading *l, const char *what, const section *s, uint8_t **ret, lvr_error *err)
 {
     uint8_t *data = lvr_huge_alloc(s->bytes); /* a multiple of LVR_PACK_ALIGN, and aligned so */
     if (!data)
-        return lvr_fail(err, LVR_ERR_NOMEM, "%s: out of memory for %llu bytes of weights (%s)", path,
+        return lvr_fail(err, LVR_ERR_NOMEM, "%s: out of memory for %llu bytes of weights (%s)", l->path,
                         (unsigned long long)s->bytes, what);
-    const lvr_status status = lvr_pread_all(fd, data, s->bytes, s->offset, path, err);
+    uint32_t crc = 0;
+    lvr_status status = read_chunks(l, s, data, &crc, err);
+    if (status == LVR_OK && crc != s->crc)
+        status = lvr_fail(err, LVR_ERR_FORMAT, "%s: %s is damaged: expected CRC-32C %08x, found %08x; %s",
+                          l->path, what, s->crc, crc, lvr_pack_remedy(l->path));
     if (status != LVR_OK) {
         lvr_huge_free(data, s->bytes);
         return status;
-    }
-    const uint32_t crc = lvr_crc32c(0, data, s->bytes);
-    if (crc != s->crc) {
-        lvr_huge_free(data, s->bytes);
-        return lvr_fail(err, LVR_ERR_FORMAT,
-                        "%s: %s is damaged: expected CRC-32C %08x, found %08x; pack the model again", path,
-                        what, s->crc, crc);
     }
     *ret = data;
     return LVR_OK;
 }
 
-static lvr_status read_resident(lvr_model *m, int fd, lvr_error *err)
+static lvr_status read_resident(lvr_model *m, loading *l, lvr_error *err)
 {
     const section s = {.offset = lvr_pack_resident_offset(m->pack),
                        .bytes = lvr_pack_resident_bytes(m->pack),
                        .crc = lvr_pack_resident_crc(m->pack)};
-    const lvr_status status = read_section(fd, lvr_pack_path(m->pack), "the embedding and head section", &s,
-                                           &m->resident_data, err);
-    if (status == LVR_OK)
-        m->resident_bytes += s.bytes;
-    return status;
+    return read_section(l, "the embedding and head section", &s, &m->resident_data, err);
 }
 
-static lvr_status read_layer(lvr_model *m, int fd, uint32_t layer, lvr_error *err)
+static lvr_status read_layer(lvr_model *m, loading *l, uint32_t layer, lvr_error *err)
 {
     const section s = {.offset = lvr_pack_layer_offset(m->pack, layer),
                        .bytes = lvr_pack_layer_bytes(m->pack, layer),
                        .crc = lvr_pack_layer_crc(m->pack, layer)};
     char what[32];
     snprintf(what, sizeof what, "layer %u", layer);
-    const lvr_status status = read_section(fd, lvr_pack_path(m->pack), what, &s, &m->layer_data[layer], err);
-    if (status == LVR_OK)
-        m->resident_bytes += s.bytes;
-    return status;
+    return read_section(l, what, &s, &m->layer_data[layer], err);
 }
 
-static lvr_status read_weights(lvr_model *m, const bool *resident, lvr_error *err)
+static uint64_t bytes_to_load(const lvr_model *m, const bool *resident)
 {
-    const char *path = lvr_pack_path(m->pack);
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return lvr_fail_errno(err, errno, "%s: cannot open", path);
-    lvr_status status = read_resident(m, fd, err);
-    for (uint32_t l = 0; l < m->shape->n_layers && status == LVR_OK; l++)
-        if (!resident || resident[l])
-            status = read_layer(m, fd, l, err);
-    close(fd);
+    uint64_t bytes = lvr_pack_resident_bytes(m->pack);
+    for (uint32_t i = 0; i < m->shape->n_layers; i++)
+        bytes += !resident || resident[i] ? lvr_pack_layer_bytes(m->pack, i) : 0;
+    return bytes;
+}
+
+static lvr_status read_weights(lvr_model *m, const bool *resident, const lvr_watch *watch, lvr_error *err)
+{
+    static const lvr_watch nobody = {0};
+    loading l = {.path = lvr_pack_path(m->pack),
+                 .watch = watch ? watch : &nobody,
+                 .total = bytes_to_load(m, resident)};
+    l.fd = open(l.path, O_RDONLY | O_CLOEXEC);
+    if (l.fd < 0)
+        return lvr_fail_errno(err, errno, "%s: cannot open", l.path);
+    report(&l);
+    lvr_status status = read_resident(m, &l, err);
+    for (uint32_t i = 0; i < m->shape->n_layers && status == LVR_OK; i++)
+        if (!resident || resident[i])
+            status = read_layer(m, &l, i, err);
+    close(l.fd);
+    m->resident_bytes = l.done;
     return status;
 }
 
@@ -98,7 +135,8 @@ static void view_resident(lvr_model *m)
     m->rope_freqs = vector(lvr_pack_resident_tensor(m->pack, LVR_ROLE_ROPE_FREQS), base);
 }
 
-lvr_status lvr_model_from_pack(lvr_pack *pack, const bool *resident, lvr_model **ret, lvr_error *err)
+lvr_status lvr_model_from_pack(lvr_pack *pack, const bool *resident, const lvr_watch *watch, lvr_model **ret,
+                               lvr_error *err)
 {
     lvr_model *m = calloc(1, sizeof *m);
     if (!m) {
@@ -112,7 +150,7 @@ lvr_status lvr_model_from_pack(lvr_pack *pack, const bool *resident, lvr_model *
     if (!m->layer_data)
         status = lvr_fail(err, LVR_ERR_NOMEM, "%s: out of memory", lvr_pack_path(pack));
     if (status == LVR_OK)
-        status = read_weights(m, resident, err);
+        status = read_weights(m, resident, watch, err);
     if (status != LVR_OK) {
         lvr_model_free(m);
         return status;
@@ -128,7 +166,7 @@ lvr_status lvr_model_open(const char *path, const bool *resident, lvr_model **re
     const lvr_status status = lvr_pack_open_any(path, &pack, err);
     if (status != LVR_OK)
         return status;
-    return lvr_model_from_pack(pack, resident, ret, err);
+    return lvr_model_from_pack(pack, resident, NULL, ret, err);
 }
 
 void lvr_model_free(lvr_model *m)

@@ -7,6 +7,7 @@
 
 #include "engine/kernels/kernels.h"
 #include "engine/pack.h"
+#include "engine/watch.h"
 
 typedef struct lvr_layer_weights {
     const float *attn_norm, *ffn_norm; /* [d_model] */
@@ -31,8 +32,10 @@ typedef struct lvr_model {
 /* `path`: a GGUF (packed through the cache) or a pack. resident[n_layers]: which layers to load; NULL: all.
  */
 lvr_status lvr_model_open(const char *path, const bool *resident, lvr_model **ret, lvr_error *err);
-/* As lvr_model_open, from an open pack, which it takes over (freed on failure too). */
-lvr_status lvr_model_from_pack(lvr_pack *pack, const bool *resident, lvr_model **ret, lvr_error *err);
+/* As lvr_model_open, from an open pack, which it takes over (freed on failure too). watch (NULL: nobody): the
+ * stage "loading", in bytes. */
+lvr_status lvr_model_from_pack(lvr_pack *pack, const bool *resident, const lvr_watch *watch, lvr_model **ret,
+                               lvr_error *err);
 void lvr_model_free(lvr_model *m);
 /* Views into a layer's bytes: `base` is a staged copy of the layer, or NULL for a resident one. */
 void lvr_model_layer(const lvr_model *m, uint32_t layer, const uint8_t *base, lvr_layer_weights *ret);

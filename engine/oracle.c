@@ -12,7 +12,8 @@
 
 #include "common/clock.h"
 #include "common/log.h"
-#include "engine/session.h"
+#include "common/minmax.h"
+#include "engine/session_plan.h"
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -45,6 +46,7 @@ struct lvr_oracle {
     float p_target[LVR_MAX_TREE_NODES];
     lvr_candidate candidates[LVR_MAX_EXPANSIONS * LVR_MAX_BRANCH];
     lvr_fwd_row rows[LVR_MAX_EXPANSIONS];
+    int32_t prompt_tokens[LVR_MAX_PREFILL_ROWS];
 };
 
 /* A request under way. */
@@ -96,9 +98,21 @@ static void describe_geometry(lvr_oracle *o)
     g->io_mode = o->config.io_mode;
 }
 
+/* Nothing is streamed here, so there is no smaller plan. */
+static lvr_status check_room(const lvr_oracle *o, const lvr_pair_sizes *sizes, lvr_error *err)
+{
+    lvr_budget_parts parts;
+    lvr_memory_limit memory;
+    lvr_pair_parts(&o->pair, sizes, &parts);
+    lvr_budget_sum(&o->geometry, &parts);
+    lvr_memory_limit_read(o->config.memory_root ? o->config.memory_root : "", &memory);
+    return lvr_budget_check_room(&parts, parts.total_bytes, &memory, err);
+}
+
 static lvr_status open_models(lvr_oracle *o, const lvr_session_config *c, lvr_error *err)
 {
-    lvr_status status = lvr_pair_open(c->target_path, c->draft_path, c->cancel, &o->pair, err);
+    const lvr_watch watch = {.cancel = c->cancel, .progress = c->progress, .user = c->progress_user};
+    lvr_status status = lvr_pair_open(c->target_path, c->draft_path, &watch, &o->pair, err);
     if (status != LVR_OK)
         return status;
     o->n_ctx = c->n_ctx ? c->n_ctx : o->pair.target.shape->n_ctx_train;
@@ -111,13 +125,18 @@ static lvr_status open_models(lvr_oracle *o, const lvr_session_config *c, lvr_er
         .n_ctx = o->n_ctx,
         .threads = c->threads,
         .cpu_level = c->cpu_level,
+        .kv_type = c->kv_type,
         .target_rows = LVR_MAX_EXPANSIONS,
         .target_scratch = LVR_MAX_EXPANSIONS,
         .draft_rows = LVR_MAX_EXPANSIONS,
         .draft_scratch = LVR_MAX_EXPANSIONS,
+        .target_prompt_rows = o->config.prefill_chunk,
+        .draft_prompt_rows = o->config.prefill_chunk,
         .target_logits = LVR_PAIR_HEAD_CHUNK,
     };
-    status = lvr_pair_load(&o->pair, &sizes, NULL, err);
+    status = check_room(o, &sizes, err);
+    if (status == LVR_OK)
+        status = lvr_pair_load(&o->pair, &sizes, NULL, err);
     return status == LVR_OK ? lvr_tree_init(&o->tree, LVR_MAX_TREE_NODES, err) : status;
 }
 
@@ -127,6 +146,10 @@ lvr_status lvr_oracle_new(const lvr_session_config *config, const lvr_oracle_cap
     lvr_status status = check_caps(caps, err);
     if (status != LVR_OK)
         return status;
+    if (config->prefill_chunk > LVR_MAX_PREFILL_ROWS)
+        return lvr_fail(err, LVR_ERR_CONFIG,
+                        "rows of a prompt pass: expected at most %u, found %u (--prefill-chunk)",
+                        LVR_MAX_PREFILL_ROWS, config->prefill_chunk);
     if (!config->draft_path)
         return lvr_fail(err, LVR_ERR_CONFIG,
                         "an oracle trace records what a draft proposes; give a draft model (--draft)");
@@ -134,6 +157,9 @@ lvr_status lvr_oracle_new(const lvr_session_config *config, const lvr_oracle_cap
     if (!o)
         return lvr_fail(err, LVR_ERR_NOMEM, "out of memory for oracle recording");
     o->config = *config;
+    if (o->config.prefill_chunk == 0)
+        o->config.prefill_chunk = LVR_PREFILL_CHUNK_RESIDENT;
+    lvr_session_fill_in(&o->config, NULL);
     o->caps = *caps;
     status = open_models(o, config, err);
     if (status != LVR_OK) {
@@ -191,11 +217,6 @@ lvr_status lvr_oracle_trace_meta(const lvr_oracle *o, uint32_t n_predict, lvr_tr
 
 /* ---- models ---- */
 
-static uint32_t min_u32(uint32_t a, uint32_t b)
-{
-    return a < b ? a : b;
-}
-
 static lvr_status commit_first(lvr_kv *kv, uint32_t n, lvr_error *err)
 {
     uint32_t slots[LVR_MAX_EXPANSIONS];
@@ -204,21 +225,33 @@ static lvr_status commit_first(lvr_kv *kv, uint32_t n, lvr_error *err)
     return lvr_kv_commit(kv, slots, n, err);
 }
 
+static void run_layers(lvr_oracle *o)
+{
+    for (uint32_t l = 0; l < o->pair.target.shape->n_layers; l++)
+        lvr_forward_layer(o->pair.target.forward, l, NULL);
+}
+
 static lvr_status run_target(lvr_oracle *o, uint32_t n_rows, lvr_error *err)
 {
-    lvr_forward *f = o->pair.target.forward;
-    const lvr_status status = lvr_forward_embed(f, o->rows, n_rows, err);
-    for (uint32_t l = 0; status == LVR_OK && l < o->pair.target.shape->n_layers; l++)
-        lvr_forward_layer(f, l, NULL);
+    const lvr_status status = lvr_forward_embed(o->pair.target.forward, o->rows, n_rows, err);
+    if (status == LVR_OK)
+        run_layers(o);
     return status;
 }
 
-/* Committed tokens [first, first + n) as a chain in scratch rows from 0. */
-static void chain_rows(const request *q, uint32_t first, uint32_t n)
+/* A pass over the prompt's tokens [at, at + n), which both caches end before. */
+static lvr_status prompt_pass(request *q, uint32_t at, uint32_t n, bool draft_too, lvr_error *err)
 {
-    for (uint32_t i = 0; i < n; i++)
-        q->o->rows[i] = (lvr_fwd_row){
-            .token = q->seq[first + i], .position = first + i, .slot = i, .parent_slot = (int32_t)i - 1};
+    lvr_pair *pair = &q->o->pair;
+    lvr_status status = lvr_forward_embed_prompt(pair->target.forward, q->seq + at, at, n, err);
+    if (status != LVR_OK)
+        return status;
+    run_layers(q->o);
+    status = lvr_kv_append(&pair->target.kv, n, err);
+    if (status != LVR_OK || !draft_too)
+        return status;
+    memcpy(q->o->prompt_tokens, q->seq + at, n * sizeof q->seq[0]);
+    return lvr_pair_draft_prompt(pair, q->o->prompt_tokens, n, err);
 }
 
 /* Empties both caches and runs the prompt, without its last token, through the target (and the draft). */
@@ -228,17 +261,8 @@ static lvr_status prefill(request *q, bool draft_too, lvr_error *err)
     lvr_kv_clear(&o->pair.target.kv);
     lvr_kv_clear(&o->pair.draft.kv);
     for (uint32_t at = 0; at + 1 < q->n_prompt;) {
-        const uint32_t n =
-            min_u32(q->n_prompt - 1 - at, min_u32(o->config.prefill_chunk, LVR_MAX_EXPANSIONS));
-        chain_rows(q, at, n);
-        lvr_status status = run_target(o, n, err);
-        if (status == LVR_OK)
-            status = commit_first(&o->pair.target.kv, n, err);
-        uint32_t per_row;
-        if (status == LVR_OK && draft_too)
-            status = lvr_pair_draft(&o->pair, o->rows, n, 0, 0, NULL, &per_row, err);
-        if (status == LVR_OK && draft_too)
-            status = commit_first(&o->pair.draft.kv, n, err);
+        const uint32_t n = lvr_min_u32(q->n_prompt - 1 - at, o->config.prefill_chunk);
+        const lvr_status status = prompt_pass(q, at, n, draft_too, err);
         if (status != LVR_OK)
             return status;
         at += n;
@@ -252,16 +276,19 @@ static lvr_status next_token(request *q, lvr_error *err)
 {
     lvr_oracle *o = q->o;
     lvr_side *t = &o->pair.target;
-    chain_rows(q, q->n_seq - 1, 1);
+    o->rows[0] =
+        (lvr_fwd_row){.token = q->seq[q->n_seq - 1], .position = q->n_seq - 1, .slot = 0, .parent_slot = -1};
     lvr_status status = run_target(o, 1, err);
     if (status == LVR_OK)
         status = commit_first(&t->kv, 1, err);
     if (status != LVR_OK)
         return status;
     lvr_forward_head(t->forward, 0, t->logits);
-    q->seq[q->n_seq] =
+    const int32_t token =
         lvr_sample(t->sampler, &o->config.sampling, q->id, q->n_seq, t->logits, &q->p[q->n_seq]);
-    q->n_seq++;
+    if (token < 0)
+        return lvr_fail_logits(lvr_pack_path(t->pack), q->id, q->n_seq, err);
+    q->seq[q->n_seq++] = token;
     return LVR_OK;
 }
 
@@ -296,7 +323,7 @@ static uint32_t max_depth(const request *q, uint32_t pos)
 {
     const uint32_t generated = pos + 1 - q->n_prompt;
     const uint32_t wanted = q->n_predict - generated - 1, room = q->o->n_ctx - (pos + 1);
-    return min_u32(min_u32(wanted, room), q->o->caps.depth);
+    return lvr_min_u32(lvr_min_u32(wanted, room), q->o->caps.depth);
 }
 
 static int by_falling_path(const void *a, const void *b)
@@ -449,7 +476,7 @@ static void target_rows(request *q, uint32_t pos)
     }
 }
 
-static void sample_rows(request *q, uint32_t first, uint32_t n)
+static lvr_status sample_rows(request *q, uint32_t first, uint32_t n, lvr_error *err)
 {
     lvr_oracle *o = q->o;
     lvr_side *t = &o->pair.target;
@@ -458,11 +485,13 @@ static void sample_rows(request *q, uint32_t first, uint32_t n)
         rows[i] = first + i;
     lvr_forward_heads(t->forward, rows, n, t->logits);
     for (uint32_t i = 0; i < n; i++) {
-        const uint32_t node = o->expanded[first + i];
-        o->target_token[node] =
-            lvr_sample(t->sampler, &o->config.sampling, q->id, o->rows[first + i].position + 1,
-                       t->logits + (size_t)i * t->shape->vocab, &o->p_target[node]);
+        const uint32_t node = o->expanded[first + i], position = o->rows[first + i].position + 1;
+        o->target_token[node] = lvr_sample(t->sampler, &o->config.sampling, q->id, position,
+                                           t->logits + (size_t)i * t->shape->vocab, &o->p_target[node]);
+        if (o->target_token[node] < 0)
+            return lvr_fail_logits(lvr_pack_path(t->pack), q->id, position, err);
     }
+    return LVR_OK;
 }
 
 static lvr_status verify(request *q, uint32_t pos, lvr_error *err)
@@ -474,11 +503,9 @@ static lvr_status verify(request *q, uint32_t pos, lvr_error *err)
     }
     target_rows(q, pos);
     lvr_status status = run_target(o, o->n_expanded, err);
-    if (status != LVR_OK)
-        return status;
-    for (uint32_t r = 0; r < o->n_expanded; r += LVR_PAIR_HEAD_CHUNK)
-        sample_rows(q, r, min_u32(o->n_expanded - r, LVR_PAIR_HEAD_CHUNK));
-    return commit_first(&o->pair.target.kv, 1, err);
+    for (uint32_t r = 0; status == LVR_OK && r < o->n_expanded; r += LVR_PAIR_HEAD_CHUNK)
+        status = sample_rows(q, r, lvr_min_u32(o->n_expanded - r, LVR_PAIR_HEAD_CHUNK), err);
+    return status == LVR_OK ? commit_first(&o->pair.target.kv, 1, err) : status;
 }
 
 /* ---- records ---- */

@@ -50,6 +50,7 @@ typedef struct lvr_pack_options {
      * "packing"). NULL: a line every 10 % of large models goes to lvr_log. */
     void (*progress)(const char *stage, uint64_t done_bytes, uint64_t total_bytes, void *user);
     void *user;
+    bool needs_tokenizer; /* a model whose tokenizer cannot be used is refused before any work */
 } lvr_pack_options;
 
 /* Packs the model open in `g`, a few groups of outputs in memory at a time (below 16 MiB a thread), into

@@ -1,7 +1,9 @@
 #include "engine/pack_cache.h"
+#include "common/cache_dir.h"
 #include "common/clock.h"
 #include "common/fs.h"
 #include "common/log.h"
+#include "engine/tokenizer/tokenizer.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -19,6 +21,7 @@
     2000000000ull /* a file touched this recently may change again within one tick of its time stamp */
 
 #define PROGRESS_NS 200000000ull
+#define REMEDY "copy the file again or pack the model again"
 #define FNV_PRIME 0x100000001b3ull
 
 /* What tells a model from another version of itself without reading it. */
@@ -83,25 +86,6 @@ static bool same_file(const struct identity *a, const struct identity *b)
 {
     return a->bytes == b->bytes && a->mtime_ns == b->mtime_ns && a->inode == b->inode &&
            strcmp(a->path, b->path) == 0;
-}
-
-static lvr_status cache_dir(char **ret, lvr_error *err)
-{
-    const char *own = getenv("LVR_CACHE_DIR"), *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    char *dir = NULL;
-    int n = -1;
-    if (own != NULL && own[0] != '\0')
-        n = asprintf(&dir, "%s", own);
-    else if (xdg != NULL && xdg[0] == '/') /* the XDG specification ignores relative paths */
-        n = asprintf(&dir, "%s/lever", xdg);
-    else if (home != NULL && home[0] == '/')
-        n = asprintf(&dir, "%s/.cache/lever", home);
-    else
-        return lvr_fail(err, LVR_ERR_CONFIG, "no place for packed models: set LVR_CACHE_DIR to a folder");
-    if (n < 0)
-        return lvr_fail(err, LVR_ERR_NOMEM, "out of memory");
-    *ret = dir;
-    return LVR_OK;
 }
 
 /* One line of hashes.txt: "bytes mtime_ns inode sha256 path". False if it is not of that form. */
@@ -237,13 +221,26 @@ static lvr_status hash_model(const lvr_gguf *g, const lvr_pack_options *options,
     return status;
 }
 
+/* A pack of a model without a usable tokenizer would be of no use to who asks for this. */
+static lvr_status check_tokenizer(const lvr_gguf *g, const lvr_pack_options *options, lvr_error *err)
+{
+    lvr_tokenizer *t = NULL;
+    if (!options->needs_tokenizer)
+        return LVR_OK;
+    const lvr_status status = lvr_tokenizer_new(g, &t, err);
+    lvr_tokenizer_free(t);
+    return status;
+}
+
 static lvr_status known_hash(const lvr_gguf *g, const char *dir, const struct identity *id,
                              const lvr_pack_options *options, char ret_hex[LVR_SHA256_HEX_BYTES],
                              lvr_error *err)
 {
     if (scan_hashes(dir, id, ret_hex, NULL))
         return LVR_OK;
-    const lvr_status status = hash_model(g, options, ret_hex, err);
+    lvr_status status = check_tokenizer(g, options, err);
+    if (status == LVR_OK)
+        status = hash_model(g, options, ret_hex, err);
     if (status == LVR_OK)
         remember(dir, id, ret_hex);
     return status;
@@ -263,6 +260,27 @@ static lvr_status pack_unchanged(const lvr_gguf *g, const struct identity *id, c
     }
     free(after.path);
     return status;
+}
+
+const char *lvr_pack_remedy(const char *path)
+{
+    char *dir = NULL;
+    if (lvr_cache_dir(&dir, NULL) != LVR_OK)
+        return REMEDY;
+    const size_t n = strlen(dir);
+    const bool cached = strncmp(path, dir, n) == 0 && path[n] == '/';
+    free(dir);
+    return cached ? "it is a copy in the cache: delete it, and the next run packs the model again" : REMEDY;
+}
+
+/* Of the cache directory, with what else to do. */
+static lvr_status fail_unwritable(lvr_status status, lvr_error *err)
+{
+    return err ? lvr_fail(err, status,
+                          "%s; the packed model is kept there: set LVR_CACHE_DIR to a folder that can be "
+                          "written, or pack it elsewhere with lever model pack -o FILE and run that",
+                          err->msg)
+               : status;
 }
 
 /* The cached pack, if there is a sound one. */
@@ -307,6 +325,19 @@ static lvr_status open_packable(const char *path, lvr_gguf **ret, struct identit
     return LVR_OK;
 }
 
+static lvr_status pack_and_open(const lvr_gguf *g, const struct identity *id, const char *sha256,
+                                const char *out, const lvr_pack_options *options, lvr_pack **ret,
+                                lvr_error *err)
+{
+    lvr_status status = check_tokenizer(g, options, err);
+    if (status != LVR_OK)
+        return status;
+    lvr_log(LVR_LOG_INFO, "packing %s into %s (once; a run on the pack itself needs no cache)", id->path,
+            out);
+    status = pack_unchanged(g, id, sha256, out, options, err);
+    return status == LVR_OK ? lvr_pack_open(out, ret, err) : status;
+}
+
 static lvr_status open_or_pack(const lvr_gguf *g, const struct identity *id, const char *dir,
                                const lvr_pack_options *options, lvr_pack **ret, lvr_error *err)
 {
@@ -318,11 +349,9 @@ static lvr_status open_or_pack(const lvr_gguf *g, const struct identity *id, con
     if (asprintf(&out, "%s/%s-v%u.lvrpack", dir, sha256, LVR_PACK_LAYOUT_VERSION) < 0)
         return lvr_fail(err, LVR_ERR_NOMEM, "%s: out of memory", id->path);
     if (!open_cached(out, sha256, ret)) {
-        lvr_log(LVR_LOG_INFO, "packing %s into %s (once; a run on the pack itself needs no cache)", id->path,
-                out);
-        status = pack_unchanged(g, id, sha256, out, options, err);
-        if (status == LVR_OK)
-            status = lvr_pack_open(out, ret, err);
+        status = pack_and_open(g, id, sha256, out, options, ret, err);
+        if (status == LVR_ERR_IO && access(dir, W_OK | X_OK) != 0)
+            status = fail_unwritable(status, err);
     }
     free(out);
     return status;
@@ -336,9 +365,12 @@ static lvr_status open_gguf(const char *path, const lvr_pack_options *options, l
     lvr_status status = open_packable(path, &g, &id, err);
     if (status != LVR_OK)
         return status;
-    status = cache_dir(&dir, err);
-    if (status == LVR_OK)
+    status = lvr_cache_dir(&dir, err);
+    if (status == LVR_OK) {
         status = lvr_mkdirs(dir, err);
+        if (status != LVR_OK)
+            status = fail_unwritable(status, err);
+    }
     if (status == LVR_OK)
         status = open_or_pack(g, &id, dir, options, ret, err);
     lvr_gguf_free(g);
@@ -372,6 +404,8 @@ lvr_status lvr_pack_from_gguf(const char *path, const char *out, const lvr_pack_
     if (status != LVR_OK)
         return status;
     status = check_not_itself(g, out, err);
+    if (status == LVR_OK)
+        status = check_tokenizer(g, how, err);
     if (status == LVR_OK)
         status = hash_model(g, how, sha256, err);
     if (status == LVR_OK)

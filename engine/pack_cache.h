@@ -16,6 +16,9 @@ lvr_status lvr_pack_open_any(const char *path, lvr_pack **ret, lvr_error *err);
 lvr_status lvr_pack_open_any_with(const char *path, const lvr_pack_options *options, lvr_pack **ret,
                                   lvr_error *err);
 
+/* What to do about a damaged pack: one in the cache is made again once it is deleted. A literal. */
+const char *lvr_pack_remedy(const char *path);
+
 /* Hashes and packs the GGUF at `path` (any part of a split one) into `out`; a GGUF that changes meanwhile, or
  * is `out` itself, is LVR_ERR_IO. options may be NULL. */
 lvr_status lvr_pack_from_gguf(const char *path, const char *out, const lvr_pack_options *options,

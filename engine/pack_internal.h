@@ -66,4 +66,8 @@ static inline uint64_t lvr_pack_align_up(uint64_t n, uint64_t align)
 
 bool lvr_pack_is_sha256_hex(const char *s);
 
+/* Whether one of the values, or of the scales of blocks, of GGUF rows is infinite or no number; then *ret_at
+ * is the index of the first such value, or of its block's first value, counted from the first row's. */
+bool lvr_pack_find_not_finite(lvr_wtype type, const void *rows, uint64_t bytes, uint64_t *ret_at);
+
 #endif

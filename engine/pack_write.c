@@ -8,13 +8,15 @@
 #include "common/fs.h"
 #include "common/log.h"
 #include "common/threads.h"
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #define SLICE_BYTES (1ull << 20) /* of GGUF rows, at least; with its copies, 3 to 4 MiB */
@@ -130,6 +132,23 @@ static uint64_t source_row(uint64_t row, uint32_t head_dim)
     return row - in_head + in_head / 2 + in_head % 2 * (head_dim / 2);
 }
 
+/* ---- damaged numbers ---- */
+
+/* One weight that is no number makes every logit none. rows: from row `first` of the file on. */
+static lvr_status check_finite(const lvr_gguf *g, const lvr_gguf_tensor *src, const void *rows,
+                               uint32_t first, uint64_t bytes, lvr_error *err)
+{
+    uint64_t at = 0;
+    if (!lvr_pack_find_not_finite(src->type, rows, bytes, &at))
+        return LVR_OK;
+    return lvr_fail(err, LVR_ERR_FORMAT,
+                    "%s: tensor %s: %s at row %" PRIu64 ", column %" PRIu64
+                    " is infinite or not a number: the file is damaged; convert or download it again",
+                    lvr_gguf_path(g), src->name,
+                    lvr_wtype_quantised(src->type) ? "the scale of the block" : "the value",
+                    first + at / src->dims[0], at % src->dims[0]);
+}
+
 /* ---- vectors ---- */
 
 static float value_at(const uint8_t *raw, lvr_wtype type, uint64_t i)
@@ -149,19 +168,6 @@ static float value_at(const uint8_t *raw, lvr_wtype type, uint64_t i)
     return f;
 }
 
-/* One norm or bias that is no number makes every logit none; they are few enough to look at all. */
-static lvr_status check_finite(const writer *w, const lvr_gguf_tensor *src, const float *values, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++)
-        if (!isfinite(values[i]))
-            return lvr_fail(
-                w->err, LVR_ERR_FORMAT,
-                "%s: tensor %s holds %g, expected finite numbers: the file is damaged; convert or "
-                "download it again",
-                lvr_gguf_path(w->g), src->name, (double)values[i]);
-    return LVR_OK;
-}
-
 static lvr_status put_vector(writer *w, const lvr_gguf_tensor *src, const lvr_pack_tensor *t)
 {
     const uint32_t head_dim = reordered_head(&w->plan->shape, t->role);
@@ -173,10 +179,10 @@ static lvr_status put_vector(writer *w, const lvr_gguf_tensor *src, const lvr_pa
                           src->name);
     if (status == LVR_OK)
         status = lvr_gguf_read(w->g, src, raw, w->err);
+    if (status == LVR_OK)
+        status = check_finite(w->g, src, raw, 0, src->bytes, w->err);
     for (uint32_t i = 0; status == LVR_OK && i < t->n_in; i++)
         values[i] = value_at(raw, src->type, head_dim > 0 ? source_row(i, head_dim) : i);
-    if (status == LVR_OK)
-        status = check_finite(w, src, values, t->n_in);
     if (status == LVR_OK)
         status = put(w, values, t->n_in * sizeof(*values));
     free(values);
@@ -217,6 +223,8 @@ static lvr_status pack_slice(slice *s, const matrix_job *j, uint32_t first, uint
     lvr_status status = reserve_slice(s, j);
     if (status == LVR_OK)
         status = lvr_gguf_read_range(w->g, j->src, first * j->row_bytes, n * j->row_bytes, s->rows, &s->err);
+    if (status == LVR_OK)
+        status = check_finite(w->g, j->src, s->rows, first, n * j->row_bytes, &s->err);
     if (status != LVR_OK)
         return status;
     for (uint32_t r = 0; j->head_dim > 0 && r < n; r++)
@@ -403,6 +411,49 @@ static void stop_threads(writer *w)
     free(w->slices);
 }
 
+/* The folder of `path`; malloc'ed, NULL without memory. */
+static char *folder_of(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash == NULL ? strdup(".") : strndup(path, slash == path ? 1 : (size_t)(slash - path));
+}
+
+/* Whether `name` is a temporary file of the pack `base` whose writer no longer lives here. */
+static bool is_abandoned(const char *name, const char *base)
+{
+    const size_t n = strlen(base);
+    long pid = 0;
+    unsigned number = 0;
+    int end = 0;
+    return strncmp(name, base, n) == 0 && sscanf(name + n, ".tmp.%ld.%u%n", &pid, &number, &end) == 2 &&
+           name[n + (size_t)end] == '\0' && pid > 0 && kill((pid_t)pid, 0) != 0 && errno == ESRCH;
+}
+
+/* A writer holds its file locked: one of another container lives although its number says nothing here. */
+static void remove_unlocked(int dir, const char *name)
+{
+    const int fd = openat(dir, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0 && unlinkat(dir, name, 0) == 0)
+        lvr_log(LVR_LOG_INFO, "removed %s, left by a packing that was killed", name);
+    close(fd);
+}
+
+static void sweep_abandoned(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    char *folder = folder_of(path);
+    DIR *d = folder == NULL ? NULL : opendir(folder);
+    free(folder);
+    if (d == NULL)
+        return;
+    for (const struct dirent *e; (e = readdir(d)) != NULL;)
+        if (is_abandoned(e->d_name, slash == NULL ? path : slash + 1))
+            remove_unlocked(dirfd(d), e->d_name);
+    closedir(d);
+}
+
 /* A new file beside `path`, on the same file system. */
 static lvr_status open_temporary(const char *path, char **ret_tmp, int *ret_fd, lvr_error *err)
 {
@@ -412,6 +463,7 @@ static lvr_status open_temporary(const char *path, char **ret_tmp, int *ret_fd, 
             return lvr_fail(err, LVR_ERR_NOMEM, "%s: out of memory", path);
         const int fd = open(tmp, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         if (fd >= 0) {
+            (void)flock(fd, LOCK_EX | LOCK_NB); /* not every file system can */
             *ret_tmp = tmp;
             *ret_fd = fd;
             return LVR_OK;
@@ -428,8 +480,7 @@ static lvr_status open_temporary(const char *path, char **ret_tmp, int *ret_fd, 
  * as they get. */
 static void sync_directory(const char *path)
 {
-    const char *slash = strrchr(path, '/');
-    char *dir = slash == NULL ? strdup(".") : strndup(path, slash == path ? 1 : (size_t)(slash - path));
+    char *dir = folder_of(path);
     const int fd = dir == NULL ? -1 : open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     free(dir);
     if (fd < 0)
@@ -441,6 +492,7 @@ static void sync_directory(const char *path)
 static lvr_status write_file(writer *w, const char *gguf_sha256, const char *out_path)
 {
     char *tmp = NULL;
+    sweep_abandoned(out_path);
     lvr_status status = open_temporary(out_path, &tmp, &w->fd, w->err);
     if (status != LVR_OK)
         return status;

@@ -1,15 +1,17 @@
 #include "engine/pair.h"
 
+#include "common/minmax.h"
 #include "engine/pack_cache.h"
 #include <stdlib.h>
 #include <string.h>
 
 /* ---- Opening ---- */
 
-static lvr_status open_side(const char *path, const char *what, const atomic_bool *cancel, lvr_side *side,
+static lvr_status open_side(const char *path, const char *what, const lvr_watch *watch, lvr_side *side,
                             lvr_error *err)
 {
-    const lvr_pack_options options = {.cancel = cancel};
+    const lvr_pack_options options = {
+        .cancel = watch->cancel, .progress = watch->progress, .user = watch->user, .needs_tokenizer = true};
     lvr_status status = lvr_pack_open_any_with(path, &options, &side->pack, err);
     if (status != LVR_OK) {
         lvr_error_prefix(err, "%s model", what);
@@ -54,9 +56,9 @@ void lvr_pair_free(lvr_pair *p)
     *p = (lvr_pair){0};
 }
 
-static lvr_status open_draft(const char *path, const atomic_bool *cancel, lvr_pair *p, lvr_error *err)
+static lvr_status open_draft(const char *path, lvr_pair *p, lvr_error *err)
 {
-    lvr_status status = open_side(path, "draft", cancel, &p->draft, err);
+    lvr_status status = open_side(path, "draft", &p->watch, &p->draft, err);
     if (status != LVR_OK)
         return status;
     p->has_draft = true;
@@ -66,13 +68,15 @@ static lvr_status open_draft(const char *path, const atomic_bool *cancel, lvr_pa
     return status;
 }
 
-lvr_status lvr_pair_open(const char *target_path, const char *draft_path, const atomic_bool *cancel,
+lvr_status lvr_pair_open(const char *target_path, const char *draft_path, const lvr_watch *watch,
                          lvr_pair *ret, lvr_error *err)
 {
     lvr_pair p = {0};
-    lvr_status status = open_side(target_path, "target", cancel, &p.target, err);
+    if (watch)
+        p.watch = *watch;
+    lvr_status status = open_side(target_path, "target", &p.watch, &p.target, err);
     if (status == LVR_OK && draft_path)
-        status = open_draft(draft_path, cancel, &p, err);
+        status = open_draft(draft_path, &p, err);
     if (status != LVR_OK) {
         lvr_pair_free(&p);
         return status;
@@ -83,9 +87,25 @@ lvr_status lvr_pair_open(const char *target_path, const char *draft_path, const 
 
 /* ---- Sizes ---- */
 
-static uint32_t kv_dim(const lvr_model_shape *s)
+/* What a side is made for. */
+typedef struct side_sizes {
+    uint32_t rows, prompt_rows, scratch, n_logits;
+} side_sizes;
+
+static side_sizes target_sizes(const lvr_pair_sizes *s)
 {
-    return s->n_kv * s->head_dim;
+    return (side_sizes){s->target_rows, s->target_prompt_rows, s->target_scratch, s->target_logits};
+}
+
+static side_sizes draft_sizes(const lvr_pair_sizes *s)
+{
+    return (side_sizes){s->draft_rows, s->draft_prompt_rows, s->draft_scratch, LVR_PAIR_HEAD_CHUNK};
+}
+
+static uint64_t kv_bytes(const lvr_side *side, const lvr_pair_sizes *sizes, uint32_t scratch)
+{
+    const lvr_kv_shape shape = lvr_forward_kv_shape(side->shape, sizes->kv_type, sizes->n_ctx, scratch);
+    return lvr_kv_bytes(&shape);
 }
 
 static uint64_t weight_bytes(const lvr_side *side)
@@ -98,56 +118,56 @@ static uint64_t weight_bytes(const lvr_side *side)
 
 /* The tokenizer's tables and the parsed header are of the size of the header itself; both copies are counted.
  */
-static uint64_t side_workspace_bytes(const lvr_side *side, uint32_t n_ctx, uint32_t rows, uint32_t n_logits,
-                                     uint32_t threads)
+static uint64_t side_workspace_bytes(const lvr_side *side, const lvr_pair_sizes *sizes, side_sizes own)
 {
     uint64_t header = 0;
     lvr_gguf_header(lvr_pack_gguf(side->pack), &header);
-    return lvr_forward_bytes(side->shape, n_ctx, rows, threads) +
-           (uint64_t)side->shape->vocab * n_logits * sizeof(float) + 3 * header;
+    const uint64_t forward =
+        lvr_forward_bytes(side->shape, sizes->n_ctx, own.rows, own.prompt_rows, sizes->threads);
+    return lvr_add_sat_u64(forward, (uint64_t)side->shape->vocab * own.n_logits * sizeof(float) + 3 * header);
 }
 
 void lvr_pair_parts(const lvr_pair *p, const lvr_pair_sizes *sizes, lvr_budget_parts *ret)
 {
     const lvr_side *t = &p->target, *d = &p->draft;
-    ret->embed_head_bytes = lvr_pack_resident_bytes(t->pack);
-    ret->kv_bytes = lvr_kv_bytes(t->shape->n_layers, sizes->n_ctx, sizes->target_scratch, kv_dim(t->shape));
-    ret->workspace_bytes =
-        side_workspace_bytes(t, sizes->n_ctx, sizes->target_rows, sizes->target_logits, sizes->threads);
+    ret->embed_bytes = lvr_pack_resident_tensor(t->pack, LVR_ROLE_TOKEN_EMBD)->bytes;
+    ret->head_bytes = lvr_pack_resident_bytes(t->pack) - ret->embed_bytes;
+    ret->kv_target_bytes = kv_bytes(t, sizes, sizes->target_scratch);
+    ret->kv_draft_bytes = 0;
+    ret->workspace_bytes = side_workspace_bytes(t, sizes, target_sizes(sizes));
     ret->draft_bytes = 0;
     if (!p->has_draft)
         return;
     ret->draft_bytes = weight_bytes(d);
-    uint64_t draft_kv =
-        lvr_kv_bytes(d->shape->n_layers, sizes->n_ctx, sizes->draft_scratch, kv_dim(d->shape));
-    if (__builtin_add_overflow(ret->kv_bytes, draft_kv, &ret->kv_bytes))
-        ret->kv_bytes = UINT64_MAX;
-    ret->workspace_bytes +=
-        side_workspace_bytes(d, sizes->n_ctx, sizes->draft_rows, LVR_PAIR_HEAD_CHUNK, sizes->threads);
+    ret->kv_draft_bytes = kv_bytes(d, sizes, sizes->draft_scratch);
+    ret->workspace_bytes =
+        lvr_add_sat_u64(ret->workspace_bytes, side_workspace_bytes(d, sizes, draft_sizes(sizes)));
 }
 
 /* ---- Loading ---- */
 
-static lvr_status load_side(lvr_pair *p, lvr_side *side, const bool *resident, uint32_t n_ctx, uint32_t rows,
-                            uint32_t scratch, uint32_t n_logits, uint32_t sampled_vocab, lvr_error *err)
+static lvr_status load_side(lvr_pair *p, lvr_side *side, const bool *resident, const lvr_pair_sizes *sizes,
+                            side_sizes own, uint32_t sampled_vocab, lvr_error *err)
 {
     lvr_pack *pack = side->pack;
     side->pack = NULL; /* the model takes it over, also when it fails */
-    lvr_status status = lvr_model_from_pack(pack, resident, &side->model, err);
+    lvr_status status = lvr_model_from_pack(pack, resident, &p->watch, &side->model, err);
     if (status != LVR_OK)
         return status;
     side->pack = side->model->pack;
     side->shape = side->model->shape;
-    status = lvr_kv_init(&side->kv, side->shape->n_layers, n_ctx, scratch, kv_dim(side->shape), err);
+    const lvr_kv_shape shape = lvr_forward_kv_shape(side->shape, sizes->kv_type, sizes->n_ctx, own.scratch);
+    status = lvr_kv_init(&side->kv, &shape, err);
     if (status != LVR_OK)
         return status;
-    status = lvr_forward_new(side->model, &p->kernels, p->pool, &side->kv, rows, &side->forward, err);
+    status = lvr_forward_new(side->model, &p->kernels, p->pool, &side->kv, own.rows, own.prompt_rows,
+                             &side->forward, err);
     if (status != LVR_OK)
         return status;
-    side->n_logits = n_logits;
-    side->logits = calloc(n_logits, side->shape->vocab * sizeof(float));
+    side->n_logits = own.n_logits;
+    side->logits = calloc(own.n_logits, side->shape->vocab * sizeof(float));
     if (!side->logits)
-        return lvr_fail(err, LVR_ERR_NOMEM, "out of memory for %u rows of %u logits", n_logits,
+        return lvr_fail(err, LVR_ERR_NOMEM, "out of memory for %u rows of %u logits", own.n_logits,
                         side->shape->vocab);
     return lvr_sampler_new(sampled_vocab, &p->kernels, &side->sampler, err);
 }
@@ -158,15 +178,15 @@ lvr_status lvr_pair_load(lvr_pair *p, const lvr_pair_sizes *sizes, const bool *r
     lvr_status status = lvr_pool_new(sizes->threads, &p->pool, err);
     if (status != LVR_OK)
         return status;
-    status = load_side(p, &p->target, resident, sizes->n_ctx, sizes->target_rows, sizes->target_scratch,
-                       sizes->target_logits, p->target.shape->vocab, err);
+    const uint32_t target_vocab = p->target.shape->vocab;
+    status = load_side(p, &p->target, resident, sizes, target_sizes(sizes), target_vocab, err);
     if (status != LVR_OK || !p->has_draft)
         return status;
     /* Vocabularies may differ by padding at the end: the draft never proposes what the target does not have.
      */
-    const uint32_t target_vocab = p->target.shape->vocab, draft_vocab = p->draft.shape->vocab;
-    return load_side(p, &p->draft, NULL, sizes->n_ctx, sizes->draft_rows, sizes->draft_scratch,
-                     LVR_PAIR_HEAD_CHUNK, target_vocab < draft_vocab ? target_vocab : draft_vocab, err);
+    const uint32_t draft_vocab = p->draft.shape->vocab;
+    return load_side(p, &p->draft, NULL, sizes, draft_sizes(sizes), lvr_min_u32(target_vocab, draft_vocab),
+                     err);
 }
 
 /* ---- Drafting ---- */
@@ -187,29 +207,52 @@ static uint32_t draft_heads(lvr_pair *p, uint32_t first, uint32_t n, uint32_t br
     return per_row;
 }
 
+/* A padding token of the target stands for no text; any token the draft has will do in its place. */
+static int32_t draft_token(const lvr_pair *p, int32_t token)
+{
+    return token >= 0 && (uint32_t)token >= p->draft.shape->vocab ? 0 : token;
+}
+
+static lvr_status draft_layers(lvr_pair *p, lvr_error *err)
+{
+    lvr_status status = LVR_OK;
+    for (uint32_t l = 0; status == LVR_OK && l < p->draft.shape->n_layers; l++) {
+        lvr_forward_layer(p->draft.forward, l, NULL);
+        if (p->watch.cancel && atomic_load_explicit(p->watch.cancel, memory_order_relaxed))
+            return lvr_fail(err, LVR_ERR_INTERRUPTED, "interrupted while drafting");
+        if (p->between_layers)
+            status = p->between_layers(p->between_user, err);
+    }
+    return status;
+}
+
 lvr_status lvr_pair_draft(lvr_pair *p, lvr_fwd_row *rows, uint32_t n_rows, uint32_t n_expand, uint32_t branch,
                           lvr_candidate *out, uint32_t *ret_per_row, lvr_error *err)
 {
-    lvr_side *d = &p->draft;
-    /* A padding token of the target stands for no text; any token the draft has will do in its place. */
     for (uint32_t i = 0; i < n_rows; i++)
-        if (rows[i].token >= 0 && (uint32_t)rows[i].token >= d->shape->vocab)
-            rows[i].token = 0;
-    lvr_status status = lvr_forward_embed(d->forward, rows, n_rows, err);
+        rows[i].token = draft_token(p, rows[i].token);
+    lvr_status status = lvr_forward_embed(p->draft.forward, rows, n_rows, err);
+    if (status == LVR_OK)
+        status = draft_layers(p, err);
     if (status != LVR_OK)
         return status;
-    for (uint32_t l = 0; l < d->shape->n_layers; l++) {
-        lvr_forward_layer(d->forward, l, NULL);
-        status = p->between_layers ? p->between_layers(p->between_user, err) : LVR_OK;
-        if (status != LVR_OK)
-            return status;
-    }
     uint32_t per_row = 0;
     for (uint32_t done = 0; done < n_expand;) {
-        const uint32_t n = n_expand - done < LVR_PAIR_HEAD_CHUNK ? n_expand - done : LVR_PAIR_HEAD_CHUNK;
+        const uint32_t n = lvr_min_u32(n_expand - done, LVR_PAIR_HEAD_CHUNK);
         per_row = draft_heads(p, n_rows - n_expand + done, n, branch, out + (size_t)done * per_row);
         done += n;
     }
     *ret_per_row = per_row;
     return LVR_OK;
+}
+
+lvr_status lvr_pair_draft_prompt(lvr_pair *p, int32_t *tokens, uint32_t n, lvr_error *err)
+{
+    lvr_kv *kv = &p->draft.kv;
+    for (uint32_t i = 0; i < n; i++)
+        tokens[i] = draft_token(p, tokens[i]);
+    lvr_status status = lvr_forward_embed_prompt(p->draft.forward, tokens, kv->n_cached, n, err);
+    if (status == LVR_OK)
+        status = draft_layers(p, err);
+    return status == LVR_OK ? lvr_kv_append(kv, n, err) : status;
 }

@@ -34,19 +34,23 @@ typedef struct lvr_pair {
      * failure ends the draft step. */
     lvr_status (*between_layers)(void *user, lvr_error *err);
     void *between_user;
+    lvr_watch watch;
 } lvr_pair;
 
 typedef struct lvr_pair_sizes {
     uint32_t n_ctx, threads;
     lvr_cpu_level cpu_level;
+    lvr_kv_type kv_type;                  /* of both caches */
     uint32_t target_rows, target_scratch; /* rows per call; scratch rows of the cache */
     uint32_t draft_rows, draft_scratch;
+    uint32_t target_prompt_rows, draft_prompt_rows; /* rows of a prompt pass; 0: none */
     uint32_t target_logits; /* rows of target logits held at once, 1..LVR_PAIR_HEAD_CHUNK */
 } lvr_pair_sizes;
 
 /* Opens both packs (draft_path NULL: no draft) and checks that they share their vocabulary. No weights are
- * read. A bare GGUF is packed into the cache first, until cancel (NULL: nothing can) is true. */
-lvr_status lvr_pair_open(const char *target_path, const char *draft_path, const atomic_bool *cancel,
+ * read. A bare GGUF is packed into the cache first. watch (copied; NULL: nobody): stages "hashing", "packing"
+ * and, in lvr_pair_load, "loading", in bytes; cancelling also ends draft steps. */
+lvr_status lvr_pair_open(const char *target_path, const char *draft_path, const lvr_watch *watch,
                          lvr_pair *ret, lvr_error *err);
 /* What lvr_pair_load will take in DRAM; layers_bytes and ring_bytes are left alone. */
 void lvr_pair_parts(const lvr_pair *p, const lvr_pair_sizes *sizes, lvr_budget_parts *ret);
@@ -60,5 +64,8 @@ bool lvr_pair_synthetic(const lvr_pair *p);
  * first. Tokens of the target's vocabulary that the draft does not have (padding) are replaced in `rows`. */
 lvr_status lvr_pair_draft(lvr_pair *p, lvr_fwd_row *rows, uint32_t n_rows, uint32_t n_expand, uint32_t branch,
                           lvr_candidate *out, uint32_t *ret_per_row, lvr_error *err);
+/* Runs n <= draft_prompt_rows committed tokens, which follow the draft's cache, straight into it. Padding
+ * tokens are replaced in `tokens`, as above. */
+lvr_status lvr_pair_draft_prompt(lvr_pair *p, int32_t *tokens, uint32_t n, lvr_error *err);
 
 #endif

@@ -107,11 +107,11 @@ static lvr_status prepare(scorer *s, lvr_error *err)
     s->logits = calloc(HEAD_ROWS, shape->vocab * sizeof *s->logits);
     if (!s->rows || !s->slots || !s->logits)
         return lvr_fail(err, LVR_ERR_NOMEM, "perplexity: out of memory");
-    const lvr_status status =
-        lvr_kv_init(&s->kv, shape->n_layers, c->n_ctx, c->rows, shape->n_kv * shape->head_dim, err);
+    const lvr_kv_shape cache = lvr_forward_kv_shape(shape, c->kv_type, c->n_ctx, c->rows);
+    const lvr_status status = lvr_kv_init(&s->kv, &cache, err);
     if (status != LVR_OK)
         return status;
-    return lvr_forward_new(s->model, c->kernels, c->pool, &s->kv, c->rows, &s->forward, err);
+    return lvr_forward_new(s->model, c->kernels, c->pool, &s->kv, c->rows, 0, &s->forward, err);
 }
 
 static void release(scorer *s)

@@ -9,6 +9,7 @@
 #define LVR_ENGINE_PERPLEXITY_H
 
 #include "common/threads.h"
+#include "engine/kernels/kernels.h"
 #include "engine/model.h"
 #include "engine/tokenizer/tokenizer.h"
 
@@ -23,6 +24,7 @@ typedef struct lvr_perplexity_config {
     uint32_t n_ctx;      /* tokens per chunk, at least 4 */
     uint32_t max_chunks; /* 0: all */
     uint32_t rows;       /* rows per pass, at least 1; changes no bit of the result */
+    lvr_kv_type kv_type;
     const lvr_kernels *kernels;
     lvr_pool *pool;
     lvr_status (*on_chunk)(void *user, uint32_t done, uint32_t n, lvr_error *err); /* NULL, or progress; a

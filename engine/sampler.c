@@ -2,6 +2,7 @@
 
 #include "common/rng.h"
 #include <float.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -57,13 +58,14 @@ static float clean_logit(float x)
 }
 
 /* The logits themselves if all are finite (nearly always), else a copy in which NaN and -inf are -FLT_MAX and
- * +inf is FLT_MAX. */
-static const float *finite_logits(lvr_sampler *s, const float *logits)
+ * +inf is FLT_MAX. *ret_any: at least one is finite. */
+static const float *finite_logits(lvr_sampler *s, const float *logits, bool *ret_any)
 {
-    int odd = 0;
+    uint32_t odd = 0;
     for (uint32_t i = 0; i < s->vocab; i++)
-        odd |= !(fabsf(logits[i]) <= FLT_MAX);
-    if (!odd)
+        odd += !(fabsf(logits[i]) <= FLT_MAX);
+    *ret_any = odd < s->vocab;
+    if (odd == 0)
         return logits;
     for (uint32_t i = 0; i < s->vocab; i++)
         s->clean[i] = clean_logit(logits[i]);
@@ -222,16 +224,14 @@ static uint32_t sample_cut(lvr_sampler *s, const float *x, const lvr_sampling *s
 int32_t lvr_sample(lvr_sampler *s, const lvr_sampling *settings, uint64_t request, uint32_t position,
                    const float *logits, float *ret_p)
 {
-    const float *x = finite_logits(s, logits);
+    bool any;
+    const float *x = finite_logits(s, logits, &any);
+    if (!any)
+        return -1;
     const float max = s->kernels->max(x, s->vocab);
     /* A temperature too small for its inverse is the limit it goes to: greedy. */
     if (!(settings->temperature > MIN_TEMPERATURE))
         return sample_greedy(s, x, max, ret_p);
-    if (max == -FLT_MAX) {
-        if (ret_p)
-            *ret_p = 1.0f / (float)s->vocab;
-        return 0;
-    }
     s->kernels->softmax_exp(x, s->vocab, max, (float)(1.0 / settings->temperature), s->weight);
     heap_build(s, x);
     const double u = lvr_hash_unit(settings->seed, request, position);
@@ -241,6 +241,16 @@ int32_t lvr_sample(lvr_sampler *s, const lvr_sampling *settings, uint64_t reques
     if (ret_p)
         *ret_p = (float)((double)s->weight[id] / sum);
     return (int32_t)id;
+}
+
+lvr_status lvr_fail_logits(const char *path, uint64_t request, uint32_t position, lvr_error *err)
+{
+    return lvr_fail(
+        err, LVR_ERR_FORMAT,
+        "%s: request %" PRIu64
+        ", position %u: no logit is a finite number, so there is no next token: weights are damaged "
+        "that passed for sound when they were packed; convert or download the model again",
+        path, request, position);
 }
 
 /* ---- candidates ---- */
@@ -274,7 +284,8 @@ uint32_t lvr_top_candidates(lvr_sampler *s, const float *logits, uint32_t k, lvr
 {
     if (k == 0)
         return 0;
-    const float *x = finite_logits(s, logits);
+    bool any; /* if none is, what is proposed cannot be worse: the target decides */
+    const float *x = finite_logits(s, logits, &any);
     const uint32_t n = find_candidates(s, x, k < s->vocab ? k : s->vocab, ret);
     const float sum = s->kernels->softmax_exp(x, s->vocab, x[ret[0].token], 1.0f, s->weight);
     for (uint32_t i = 0; i < n; i++)

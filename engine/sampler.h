@@ -24,10 +24,12 @@ typedef struct lvr_sampler lvr_sampler; /* scratch for one vocabulary size */
 lvr_status lvr_sampler_new(uint32_t vocab, const lvr_kernels *kernels, lvr_sampler **ret, lvr_error *err);
 void lvr_sampler_free(lvr_sampler *s);
 /* Token for output position `position` of `request`; its probability under the settings (greedy: softmax at
- * temperature 1) to ret_p if not NULL. Logits that are NaN count as -inf; if all are, token 0. +inf counts as
- * the largest finite float. */
+ * temperature 1) to ret_p if not NULL. -1 if no logit is finite: the weights are damaged. Else a NaN counts
+ * as -inf, and +inf as the largest finite float. */
 int32_t lvr_sample(lvr_sampler *s, const lvr_sampling *settings, uint64_t request, uint32_t position,
                    const float *logits, float *ret_p);
+/* The error for such logits of the model in `path`: LVR_ERR_FORMAT. */
+lvr_status lvr_fail_logits(const char *path, uint64_t request, uint32_t position, lvr_error *err);
 /* The k most probable tokens, best first, ties to the smaller id; returns how many (min(k, vocab)). */
 uint32_t lvr_top_candidates(lvr_sampler *s, const float *logits, uint32_t k, lvr_candidate *ret);
 

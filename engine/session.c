@@ -1,26 +1,21 @@
-#include "engine/session.h"
+#include "engine/session_plan.h"
 
 #include "common/log.h"
+#include "common/minmax.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define DEFAULT_SLICE_BYTES (4u << 20)
-#define MAX_SLICE_BYTES (16u << 20)
-
 void lvr_session_config_init(lvr_session_config *c)
 {
     *c = (lvr_session_config){
         .io_mode = LVR_IO_PIPELINED,
-        .slice_bytes = DEFAULT_SLICE_BYTES,
-        .ring_slots = 2,
-        .depth = 4,
         .resident_fraction = 1,
+        .resident_layers = LVR_RESIDENT_SPREAD,
         .threads = 1,
         .cpu_level = lvr_cpu_best(),
         .sampling = {.top_p = 1},
-        .prefill_chunk = 64,
         .max_rows = LVR_MAX_VERIFY_NODES,
         .emulated_scale = 1,
     };
@@ -30,15 +25,15 @@ void lvr_session_config_init(lvr_session_config *c)
 
 static lvr_status check_schedule(const lvr_session_config *c, lvr_error *err)
 {
-    if (c->slice_bytes == 0 || c->slice_bytes % LVR_PACK_ALIGN != 0 || c->slice_bytes > MAX_SLICE_BYTES)
+    if (c->slice_bytes % LVR_PACK_ALIGN != 0 || c->slice_bytes > LVR_MAX_SLICE_BYTES)
         return lvr_fail(err, LVR_ERR_CONFIG,
                         "slice of %" PRIu64 " bytes: expected a multiple of %u, at most %u (--slice)",
-                        c->slice_bytes, LVR_PACK_ALIGN, MAX_SLICE_BYTES);
-    if (c->ring_slots == 0 || c->ring_slots > LVR_MAX_RING_SLOTS)
-        return lvr_fail(err, LVR_ERR_CONFIG, "staging ring of %u layers: expected 1 to %u (--ring)",
+                        c->slice_bytes, LVR_PACK_ALIGN, LVR_MAX_SLICE_BYTES);
+    if (c->ring_slots > LVR_MAX_RING_SLOTS)
+        return lvr_fail(err, LVR_ERR_CONFIG, "staging ring of %u layers: expected at most %u (--ring)",
                         c->ring_slots, LVR_MAX_RING_SLOTS);
-    if (c->depth == 0 || c->depth > LVR_FLASH_MAX_DEPTH)
-        return lvr_fail(err, LVR_ERR_CONFIG, "flash depth %u: expected 1 to %u (--depth)", c->depth,
+    if (c->depth > LVR_FLASH_MAX_DEPTH)
+        return lvr_fail(err, LVR_ERR_CONFIG, "flash depth %u: expected at most %u (--depth)", c->depth,
                         LVR_FLASH_MAX_DEPTH);
     if (!(c->resident_fraction >= 0 && c->resident_fraction <= 1))
         return lvr_fail(err, LVR_ERR_CONFIG, "resident fraction %g: expected 0 to 1 (--resident)",
@@ -52,8 +47,9 @@ static lvr_status check_placement(const lvr_session_config *c, lvr_error *err)
     if (place != LVR_PLACE_NPU || c->accel)
         return LVR_OK;
     return lvr_fail(err, LVR_ERR_CONFIG,
-                    "placement npu needs an accelerator to run layers on; name one (--accel " LVR_ACCEL_NAMES
-                    "), or leave --place out");
+                    "placement npu needs an accelerator to run layers on; name one (--accel %s), or leave "
+                    "--place out",
+                    lvr_accel_names);
 }
 
 static lvr_status check_config(const lvr_session_config *c, lvr_error *err)
@@ -61,10 +57,13 @@ static lvr_status check_config(const lvr_session_config *c, lvr_error *err)
     if (c->threads == 0 || c->threads > LVR_POOL_MAX_THREADS)
         return lvr_fail(err, LVR_ERR_CONFIG, "%u threads: expected 1 to %d (--threads)", c->threads,
                         LVR_POOL_MAX_THREADS);
-    if (c->max_rows == 0 || c->max_rows > LVR_MAX_VERIFY_NODES || c->prefill_chunk == 0 ||
-        c->prefill_chunk > LVR_MAX_VERIFY_NODES)
-        return lvr_fail(err, LVR_ERR_CONFIG, "rows of a pass: expected 1 to %u, found %u, and %u of a prompt",
-                        LVR_MAX_VERIFY_NODES, c->max_rows, c->prefill_chunk);
+    if (c->max_rows == 0 || c->max_rows > LVR_MAX_VERIFY_NODES)
+        return lvr_fail(err, LVR_ERR_CONFIG, "rows of a verification pass: expected 1 to %u, found %u",
+                        LVR_MAX_VERIFY_NODES, c->max_rows);
+    if (c->prefill_chunk > LVR_MAX_PREFILL_ROWS)
+        return lvr_fail(err, LVR_ERR_CONFIG,
+                        "rows of a prompt pass: expected at most %u, found %u (--prefill-chunk)",
+                        LVR_MAX_PREFILL_ROWS, c->prefill_chunk);
     if (c->policy->ops->uses_draft && !c->draft_path)
         return lvr_fail(err, LVR_ERR_CONFIG, "policy %s drafts and needs a draft model (--draft)",
                         c->policy->ops->name);
@@ -97,119 +96,6 @@ static lvr_status copy_config(lvr_session *s, const lvr_session_config *c, lvr_e
     return LVR_OK;
 }
 
-/* ---- planning ---- */
-
-static lvr_status choose_context(lvr_session *s, lvr_error *err)
-{
-    const uint32_t trained = s->pair.target.shape->n_ctx_train;
-    s->n_ctx = s->config.n_ctx ? s->config.n_ctx : trained;
-    if (s->n_ctx == 0)
-        return lvr_fail(err, LVR_ERR_CONFIG, "%s does not say its context length; give --context",
-                        s->target_path);
-    if (s->n_ctx > trained)
-        lvr_log(LVR_LOG_WARN,
-                "context of %u positions: the target was trained on %u; text beyond may degrade", s->n_ctx,
-                trained);
-    if (s->pair.has_draft && s->n_ctx > s->pair.draft.shape->n_ctx_train)
-        lvr_log(LVR_LOG_WARN,
-                "context of %u positions: the draft was trained on %u; it will be accepted less beyond",
-                s->n_ctx, s->pair.draft.shape->n_ctx_train);
-    return LVR_OK;
-}
-
-static lvr_status geometry_from_pack(lvr_session *s, lvr_error *err)
-{
-    const lvr_pack *pack = s->pair.target.pack;
-    lvr_geometry *g = &s->geometry;
-    g->n_layers = s->pair.target.shape->n_layers;
-    if (g->n_layers == 0 || g->n_layers > LVR_MAX_LAYERS)
-        return lvr_fail(err, LVR_ERR_UNSUPPORTED, "%s has %u layers; this version takes 1 to %u",
-                        s->target_path, g->n_layers, LVR_MAX_LAYERS);
-    for (uint32_t l = 0; l < g->n_layers; l++)
-        g->layer_bytes[l] = lvr_pack_layer_bytes(pack, l);
-    g->slice_bytes = s->config.slice_bytes;
-    g->ring_slots = s->config.ring_slots;
-    g->io_mode = s->config.io_mode;
-    return LVR_OK;
-}
-
-static lvr_status adopt_geometry(lvr_session *s, const lvr_geometry *wanted, lvr_error *err)
-{
-    if (wanted->n_layers != s->geometry.n_layers)
-        return lvr_fail(
-            err, LVR_ERR_CONFIG,
-            "the policy's schedule is for %u layers, %s has %u: it was made for another target; tune one for "
-            "this model",
-            wanted->n_layers, s->target_path, s->geometry.n_layers);
-    for (uint32_t l = 0; l < wanted->n_layers; l++)
-        if (wanted->layer_bytes[l] != s->geometry.layer_bytes[l])
-            return lvr_fail(err, LVR_ERR_CONFIG,
-                            "the policy's schedule expects %" PRIu64 " bytes in layer %u, %s has %" PRIu64
-                            ": it was made for another target; tune one for this model",
-                            wanted->layer_bytes[l], l, s->target_path, s->geometry.layer_bytes[l]);
-    s->geometry = *wanted;
-    return LVR_OK;
-}
-
-static lvr_pair_sizes sizes_of(const lvr_session *s)
-{
-    const lvr_session_config *c = &s->config;
-    const uint32_t rows = c->max_rows > c->prefill_chunk ? c->max_rows : c->prefill_chunk;
-    return (lvr_pair_sizes){
-        .n_ctx = s->n_ctx,
-        .threads = c->threads,
-        .cpu_level = c->cpu_level,
-        .target_rows = rows,
-        .target_scratch = rows,
-        .draft_rows = LVR_DRAFT_MAX_ROWS,
-        .draft_scratch = LVR_DRAFT_SCRATCH,
-        .target_logits = 1,
-    };
-}
-
-static lvr_status plan(lvr_session *s, const lvr_session_config *c, const lvr_pair_sizes *sizes,
-                       lvr_error *err)
-{
-    lvr_status status = geometry_from_pack(s, err);
-    if (status != LVR_OK)
-        return status;
-    lvr_pair_parts(&s->pair, sizes, &s->parts);
-    if (c->geometry) {
-        status = adopt_geometry(s, c->geometry, err);
-    } else if (c->has_budget) {
-        return lvr_budget_plan(&s->geometry, c->dram_budget_bytes, &s->parts, err);
-    } else {
-        lvr_geometry_set_resident(&s->geometry, c->resident_fraction);
-    }
-    lvr_budget_sum(&s->geometry, &s->parts);
-    return status;
-}
-
-/* What auto comes to: without an accelerator there is nothing to choose. */
-static void choose_place(lvr_session *s, const lvr_session_config *c)
-{
-    const lvr_place place = c->geometry ? c->geometry->place : c->place;
-    s->geometry.place = c->accel ? place : LVR_PLACE_CPU;
-    if (c->accel && c->geometry && place == LVR_PLACE_CPU)
-        lvr_log(LVR_LOG_WARN,
-                "the policy file places all layers on the CPU, so accelerator %s stays idle; tune one with a "
-                "cost "
-                "model that knows the accelerator, or try --place npu --what-if",
-                c->accel);
-    if (place != LVR_PLACE_AUTO)
-        return;
-    if (!c->accel && c->geometry)
-        lvr_log(LVR_LOG_WARN,
-                "the policy places layers by price, but no accelerator is given: all run on the "
-                "CPU (--accel " LVR_ACCEL_NAMES ")");
-    if (c->accel && (!s->policy.has_cost || s->policy.cost.npu[LVR_OP_LAYER].n == 0))
-        lvr_log(
-            LVR_LOG_WARN,
-            "%s no price for layers on an accelerator, so all run on the CPU; record with --place npu and "
-            "fit that trace too, or force it with --place npu",
-            s->policy.has_cost ? "the cost table has" : "without a cost table there is");
-}
-
 /* ---- flash ---- */
 
 /* From the first streamed layer to the end of the last one: also touches all of it once, so that an emulated
@@ -219,19 +105,18 @@ static lvr_status check_emulation(const lvr_session *s, lvr_error *err)
     const lvr_session_config *c = &s->config;
     const lvr_pack *pack = s->pair.target.pack;
     const lvr_geometry *g = &s->geometry;
-    uint64_t begin = UINT64_MAX, end = 0, largest = 0;
+    uint64_t begin = UINT64_MAX, end = 0;
     for (uint32_t l = 0; l < g->n_layers; l++) {
         if (g->resident[l])
             continue;
         const uint64_t at = lvr_pack_layer_offset(pack, l);
-        begin = at < begin ? at : begin;
-        largest = g->layer_bytes[l] > largest ? g->layer_bytes[l] : largest;
-        end = at + g->layer_bytes[l] > end ? at + g->layer_bytes[l] : end;
+        begin = lvr_min_u64(begin, at);
+        end = lvr_max_u64(end, at + g->layer_bytes[l]);
     }
-    const uint64_t request = g->slice_bytes < largest ? g->slice_bytes : largest;
+    const uint64_t request = lvr_min_u64(g->slice_bytes, lvr_geometry_largest_streamed(g));
     double warm = 0;
     lvr_status status = lvr_flash_warm_rate(lvr_pack_path(pack), c->buffered, begin, end - begin, request,
-                                            c->depth, &warm, err);
+                                            c->depth, c->cancel, &warm, err);
     if (status == LVR_OK)
         status = lvr_flash_check_emulation(&c->emulated, request, warm, err);
     if (status != LVR_OK)
@@ -262,6 +147,7 @@ static lvr_status open_staging(lvr_session *s, lvr_error *err)
         .engine = c->flash_engine,
         .buffered = c->buffered,
         .depth = c->depth,
+        .verify = c->verify,
         .emulate = c->emulate,
         .emulated = c->emulated,
         .faults = c->flash_faults,
@@ -311,46 +197,58 @@ static lvr_status open_machine(lvr_session *s, lvr_error *err)
     return lvr_round_new(&machine, &s->machine, err);
 }
 
-static lvr_status open_session(lvr_session *s, const lvr_session_config *c, lvr_error *err)
+/* Everything but loading. */
+static lvr_status plan_session(lvr_session *s, const lvr_session_config *c, lvr_pair_sizes *ret_sizes,
+                               lvr_error *err)
 {
     lvr_status status = copy_config(s, c, err);
     if (status != LVR_OK)
         return status;
-    status = lvr_pair_open(s->target_path, s->draft_path, s->config.cancel, &s->pair, err);
-    if (status != LVR_OK)
-        return status;
-    status = choose_context(s, err);
-    if (status != LVR_OK)
-        return status;
-    const lvr_pair_sizes sizes = sizes_of(s);
-    status = plan(s, c, &sizes, err);
-    if (status != LVR_OK)
-        return status;
-    choose_place(s, c);
-    status = lvr_pair_load(&s->pair, &sizes, s->geometry.resident, err);
-    if (status != LVR_OK)
-        return status;
-    status = open_staging(s, err);
+    const lvr_watch watch = {
+        .cancel = s->config.cancel, .progress = s->config.progress, .user = s->config.progress_user};
+    status = lvr_pair_open(s->target_path, s->draft_path, &watch, &s->pair, err);
+    return status == LVR_OK ? lvr_session_plan(s, c, ret_sizes, err) : status;
+}
+
+static lvr_status load_session(lvr_session *s, const lvr_pair_sizes *sizes, lvr_error *err)
+{
+    lvr_status status = lvr_pair_load(&s->pair, sizes, s->geometry.resident, err);
+    if (status == LVR_OK)
+        status = open_staging(s, err);
     if (status == LVR_OK)
         status = open_accel(s, err);
     return status == LVR_OK ? open_machine(s, err) : status;
 }
 
-lvr_status lvr_session_new(const lvr_session_config *config, lvr_session **ret, lvr_error *err)
+static lvr_status open_session(const lvr_session_config *config, bool load, lvr_session **ret, lvr_error *err)
 {
+    lvr_pair_sizes sizes;
     lvr_status status = check_config(config, err);
     if (status != LVR_OK)
         return status;
     lvr_session *s = calloc(1, sizeof *s);
     if (!s)
         return lvr_fail(err, LVR_ERR_NOMEM, "out of memory for a session");
-    status = open_session(s, config, err);
+    s->broken = !load;
+    status = plan_session(s, config, &sizes, err);
+    if (status == LVR_OK && load)
+        status = load_session(s, &sizes, err);
     if (status != LVR_OK) {
         lvr_session_free(s);
         return status;
     }
     *ret = s;
     return LVR_OK;
+}
+
+lvr_status lvr_session_new(const lvr_session_config *config, lvr_session **ret, lvr_error *err)
+{
+    return open_session(config, true, ret, err);
+}
+
+lvr_status lvr_session_preview(const lvr_session_config *config, lvr_session **ret, lvr_error *err)
+{
+    return open_session(config, false, ret, err);
 }
 
 static void record_read(void *user, const lvr_staged_read *read, bool consumed)
@@ -362,8 +260,8 @@ void lvr_session_free(lvr_session *s)
 {
     if (!s)
         return;
-    lvr_accel_close(s->accel); /* before what its ticket works on goes */
-    if (s->staging)
+    lvr_accel_close(s->accel);     /* before what its ticket works on goes */
+    if (s->staging && s->recorder) /* nobody else waits for what was read ahead */
         lvr_staging_abandon(s->staging, record_read, s->recorder);
     lvr_recorder_free(s->recorder);
     lvr_round_free(s->machine);
@@ -392,6 +290,11 @@ const lvr_budget_parts *lvr_session_parts(const lvr_session *s)
     return &s->parts;
 }
 
+const lvr_session_budget *lvr_session_get_budget(const lvr_session *s)
+{
+    return &s->budget;
+}
+
 uint32_t lvr_session_n_ctx(const lvr_session *s)
 {
     return s->n_ctx;
@@ -405,6 +308,13 @@ const lvr_accel_caps *lvr_session_accel(const lvr_session *s)
 uint64_t lvr_session_run_ahead_bytes(const lvr_session *s)
 {
     return s->staging ? lvr_staging_unconsumed_bytes(s->staging) : 0;
+}
+
+bool lvr_session_io_report(const lvr_session *s, lvr_io_report *ret)
+{
+    if (s->staging)
+        lvr_staging_io_report(s->staging, ret);
+    return s->staging != NULL;
 }
 
 bool lvr_session_synthetic(const lvr_session *s)
@@ -449,6 +359,7 @@ lvr_run_conditions lvr_conditions_of(const lvr_session_config *c, uint32_t n_ctx
     };
     snprintf(ret.accel, sizeof ret.accel, "%s", c->accel ? c->accel : "");
     snprintf(ret.cpu_level, sizeof ret.cpu_level, "%s", lvr_cpu_level_name(c->cpu_level));
+    snprintf(ret.kv_type, sizeof ret.kv_type, "%s", lvr_kv_type_name(c->kv_type));
     if (!c->emulate)
         return ret;
     ret.emulated_flash = c->emulated;

@@ -1,4 +1,5 @@
-/* A session's inside, shared by session.c (opening, closing, describing) and decode.c (the host loop). */
+/* A session's inside, shared by session.c (opening, closing, describing), session_plan.c, decode.c with
+ * decode_*.c (the host loop), and oracle.c. */
 #ifndef LVR_ENGINE_SESSION_H
 #define LVR_ENGINE_SESSION_H
 
@@ -7,10 +8,11 @@
 #include "engine/record.h"
 #include "engine/staging.h"
 
-/* Scratch rows of the draft: tree nodes first, then the rows of a catch-up, which are committed as soon as
- * they are computed. */
+/* Scratch rows of the draft: tree nodes first, then the rows of a catch-up that shares a pass with tree nodes
+ * (a longer one has a pass of its own); they are committed as soon as they are computed. */
 #define LVR_DRAFT_MAX_ROWS LVR_MAX_EXPANSIONS
-#define LVR_DRAFT_SCRATCH (LVR_MAX_EXPANSIONS + LVR_DRAFT_MAX_ROWS)
+#define LVR_DRAFT_CATCH_UP_ROWS 64u
+#define LVR_DRAFT_SCRATCH (LVR_MAX_EXPANSIONS + LVR_DRAFT_CATCH_UP_ROWS)
 
 struct lvr_session {
     lvr_session_config config; /* paths and names point to the copies below */
@@ -18,6 +20,7 @@ struct lvr_session {
     lvr_policy policy;
     lvr_geometry geometry;
     lvr_budget_parts parts;
+    lvr_session_budget budget;
     uint32_t n_ctx;
     lvr_pair pair;
     lvr_round *machine;

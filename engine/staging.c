@@ -3,8 +3,11 @@
 #include "common/clock.h"
 #include "common/hash.h"
 #include "common/hugemem.h"
+#include "engine/flash/page_cache.h"
 #include "engine/pack.h"
+#include "engine/pack_cache.h"
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,13 +15,14 @@ typedef struct read_slot {
     lvr_staged_read read;
     uint64_t seq;
     uint32_t slot;
-    bool in_flight;
+    bool in_flight, first_pass;
 } read_slot;
 
 typedef struct ring_slot {
     uint32_t n_done;        /* slices of the layer that is staged here */
     uint64_t bytes;         /* of its finished reads */
     lvr_staged_read *reads; /* [slices], finished ones, in order of completion */
+    uint32_t *crcs;         /* [slices] of the finished ones, by slice */
 } ring_slot;
 
 struct lvr_staging {
@@ -31,28 +35,24 @@ struct lvr_staging {
     ring_slot *slots;
     read_slot *flights; /* [n_slots * slices] */
     lvr_staged_read *reads;
+    uint32_t *crcs;
     uint32_t n_flights, n_in_flight;
     uint64_t busy_from_ns, last_end_ns;
     uint64_t submitted_bytes, consumed_bytes;
+    uint64_t pass_bytes; /* of the streamed layers */
+    uint32_t depth;
     lvr_staging_stats stats;
-    bool verified[LVR_MAX_LAYERS]; /* the layer matched its checksum when it was first read */
+    double cached_before; /* share of them in the page cache when the ring was made; NaN: unknown */
+    lvr_verify verify;
+    bool verified[LVR_MAX_LAYERS]; /* the layer has matched its checksum before */
 };
 
 /* ---- Making and freeing ---- */
 
-static uint64_t largest_streamed(const lvr_geometry *g)
-{
-    uint64_t largest = 0;
-    for (uint32_t l = 0; l < g->n_layers; l++)
-        if (!g->resident[l] && g->layer_bytes[l] > largest)
-            largest = g->layer_bytes[l];
-    return largest;
-}
-
 static lvr_status allocate(lvr_staging *st, lvr_error *err)
 {
     const lvr_geometry *g = st->geometry;
-    st->slot_bytes = largest_streamed(g);
+    st->slot_bytes = lvr_geometry_largest_streamed(g);
     st->n_slots = g->ring_slots;
     const uint64_t slices = (st->slot_bytes + g->slice_bytes - 1) / g->slice_bytes;
     if (slices > UINT16_MAX || slices * st->n_slots > UINT16_MAX)
@@ -69,12 +69,32 @@ static lvr_status allocate(lvr_staging *st, lvr_error *err)
     st->slots = calloc(st->n_slots, sizeof *st->slots);
     st->flights = calloc(st->n_flights, sizeof *st->flights);
     st->reads = calloc(st->n_flights, sizeof *st->reads);
-    if (!st->buffer || !st->slots || !st->flights || !st->reads)
+    st->crcs = calloc(st->n_flights, sizeof *st->crcs);
+    if (!st->buffer || !st->slots || !st->flights || !st->reads || !st->crcs)
         return lvr_fail(err, LVR_ERR_NOMEM, "out of memory for a staging ring of %" PRIu64 " bytes",
                         st->buffer_bytes);
-    for (uint32_t i = 0; i < st->n_slots; i++)
+    for (uint32_t i = 0; i < st->n_slots; i++) {
         st->slots[i].reads = st->reads + (size_t)i * st->slices;
+        st->slots[i].crcs = st->crcs + (size_t)i * st->slices;
+    }
     return LVR_OK;
+}
+
+/* Of the streamed layers; NaN where the system does not tell. */
+static double cached_share(const lvr_staging *st)
+{
+    const lvr_geometry *g = st->geometry;
+    double bytes = 0;
+    for (uint32_t l = 0; l < g->n_layers; l++) {
+        double share = 0;
+        if (g->resident[l])
+            continue;
+        if (lvr_page_cache_share(lvr_pack_path(st->pack), lvr_pack_layer_offset(st->pack, l),
+                                 g->layer_bytes[l], &share, NULL) != LVR_OK)
+            return NAN;
+        bytes += share * (double)g->layer_bytes[l];
+    }
+    return bytes / (double)st->pass_bytes;
 }
 
 static lvr_status open_flash(lvr_staging *st, const lvr_staging_config *c, lvr_error *err)
@@ -85,6 +105,9 @@ static lvr_status open_flash(lvr_staging *st, const lvr_staging_config *c, lvr_e
         .buffered = c->buffered,
         .depth = c->depth,
         .max_outstanding = st->n_flights,
+        .buffer = st->buffer,
+        .buffer_bytes = st->buffer_bytes,
+        .checksum = true,
         .emulate = c->emulate,
         .emulated = c->emulated,
         .faults = c->faults,
@@ -99,6 +122,9 @@ lvr_status lvr_staging_new(const lvr_staging_config *config, lvr_staging **ret, 
         return lvr_fail(err, LVR_ERR_NOMEM, "out of memory for the staging ring");
     st->pack = config->pack;
     st->geometry = config->geometry;
+    st->pass_bytes = lvr_geometry_stream_bytes(config->geometry);
+    st->verify = config->verify;
+    st->depth = config->depth;
     lvr_status status = allocate(st, err);
     if (status == LVR_OK)
         status = open_flash(st, config, err);
@@ -106,6 +132,7 @@ lvr_status lvr_staging_new(const lvr_staging_config *config, lvr_staging **ret, 
         lvr_staging_free(st);
         return status;
     }
+    st->cached_before = cached_share(st);
     *ret = st;
     return LVR_OK;
 }
@@ -120,6 +147,7 @@ void lvr_staging_free(lvr_staging *st)
     free(st->slots);
     free(st->flights);
     free(st->reads);
+    free(st->crcs);
     free(st);
 }
 
@@ -141,13 +169,28 @@ static read_slot *find_flight(lvr_staging *st, uint64_t seq)
     return NULL;
 }
 
+/* Bytes of a slice of the layer, 0 if it has no such slice. */
+static uint64_t bytes_of_slice(const lvr_staging *st, uint32_t layer, uint32_t slice)
+{
+    const uint64_t layer_bytes = st->geometry->layer_bytes[layer], slice_bytes = st->geometry->slice_bytes;
+    const uint64_t offset = slice * slice_bytes;
+    if (offset >= layer_bytes)
+        return 0;
+    return layer_bytes - offset < slice_bytes ? layer_bytes - offset : slice_bytes;
+}
+
 static bool fits(const lvr_staging *st, const lvr_action *a)
 {
     if (a->read.slot >= st->n_slots || a->read.layer >= st->geometry->n_layers ||
         st->geometry->resident[a->read.layer])
         return false;
-    const uint64_t layer_bytes = st->geometry->layer_bytes[a->read.layer];
-    return a->read.offset <= layer_bytes && a->read.bytes <= layer_bytes - a->read.offset;
+    return a->read.bytes != 0 && a->read.bytes == bytes_of_slice(st, a->read.layer, a->read.slice) &&
+           a->read.offset == a->read.slice * st->geometry->slice_bytes;
+}
+
+static bool is_checked(const lvr_staging *st, uint32_t layer)
+{
+    return st->verify == LVR_VERIFY_ALWAYS || !st->verified[layer];
 }
 
 lvr_status lvr_staging_submit(lvr_staging *st, const lvr_action *a, lvr_error *err)
@@ -161,6 +204,7 @@ lvr_status lvr_staging_submit(lvr_staging *st, const lvr_action *a, lvr_error *e
     uint8_t *to = st->buffer + a->read.slot * st->slot_bytes + a->read.offset;
     const uint64_t from = lvr_pack_layer_offset(st->pack, a->read.layer) + a->read.offset;
     const uint64_t now = lvr_now_ns();
+    lvr_flash_set_checksum(st->flash, is_checked(st, a->read.layer));
     const lvr_status status = lvr_flash_submit(st->flash, a->read.seq, from, a->read.bytes, to, err);
     if (status != LVR_OK)
         return status;
@@ -169,6 +213,7 @@ lvr_status lvr_staging_submit(lvr_staging *st, const lvr_action *a, lvr_error *e
         .seq = a->read.seq,
         .slot = a->read.slot,
         .in_flight = true,
+        .first_pass = st->submitted_bytes < st->pass_bytes,
     };
     st->submitted_bytes += a->read.bytes;
     if (st->n_in_flight++ == 0)
@@ -176,12 +221,30 @@ lvr_status lvr_staging_submit(lvr_staging *st, const lvr_action *a, lvr_error *e
     return LVR_OK;
 }
 
-static void count(lvr_staging *st, const lvr_flash_completion *done)
+/* Of all reads until `t_ns`, when one has just ended. */
+static uint64_t busy_until(const lvr_staging *st, uint64_t t_ns)
 {
-    st->stats.bytes += done->bytes;
+    const bool open = st->n_in_flight > 0 && t_ns > st->busy_from_ns;
+    return st->stats.busy_ns + (open ? t_ns - st->busy_from_ns : 0);
+}
+
+static void count_bytes(lvr_staging *st, uint64_t bytes, bool first_pass)
+{
+    st->stats.bytes += bytes;
+    if (!first_pass)
+        return;
+    st->stats.first_pass_bytes += bytes;
+    if (st->stats.first_pass_bytes == st->pass_bytes)
+        st->stats.first_pass_busy_ns = busy_until(st, st->last_end_ns);
+}
+
+static void count(lvr_staging *st, const lvr_flash_completion *done, bool first_pass)
+{
     st->stats.late += done->late;
     if (done->t_end_ns > st->last_end_ns)
         st->last_end_ns = done->t_end_ns;
+    if (done->status == LVR_OK)
+        count_bytes(st, done->bytes, first_pass);
     if (--st->n_in_flight == 0 && st->last_end_ns > st->busy_from_ns)
         st->stats.busy_ns += st->last_end_ns - st->busy_from_ns;
 }
@@ -195,19 +258,38 @@ static lvr_status fail_read(const lvr_staging *st, const read_slot *flight, lvr_
     return flight->read.done.status;
 }
 
-/* Every layer is compared with its checksum once, when it is first complete: a damaged pack is found before
- * the first token. */
-static lvr_status verify(lvr_staging *st, uint32_t slot, uint32_t layer, lvr_error *err)
+/* Of the whole layer, from its slices'. */
+static uint32_t crc_of_layer(const lvr_staging *st, const ring_slot *slot, uint32_t layer)
 {
-    const uint64_t bytes = st->geometry->layer_bytes[layer];
-    if (st->verified[layer] || st->slots[slot].bytes < bytes)
-        return LVR_OK;
-    const uint32_t crc = lvr_crc32c(0, lvr_staging_slot(st, slot), bytes);
+    uint32_t crc = 0;
+    for (uint32_t i = 0; bytes_of_slice(st, layer, i) != 0; i++)
+        crc = lvr_crc32c_combine(crc, slot->crcs[i], bytes_of_slice(st, layer, i));
+    return crc;
+}
+
+static lvr_status fail_checksum(const lvr_staging *st, uint32_t layer, uint32_t crc, lvr_error *err)
+{
+    const char *path = lvr_pack_path(st->pack);
     const uint32_t expected = lvr_pack_layer_crc(st->pack, layer);
-    if (crc != expected)
-        return lvr_fail(err, LVR_ERR_FORMAT,
-                        "%s: layer %u is damaged: expected CRC-32C %08x, found %08x; pack the model again",
-                        lvr_pack_path(st->pack), layer, expected, crc);
+    if (st->verified[layer])
+        return lvr_fail(
+            err, LVR_ERR_FORMAT,
+            "%s: layer %u is damaged: expected CRC-32C %08x, found %08x, though it matched when it "
+            "was read before in this run: the file has been written to, or the device or memory "
+            "fails (see dmesg). To mend: %s",
+            path, layer, expected, crc, lvr_pack_remedy(path));
+    return lvr_fail(err, LVR_ERR_FORMAT, "%s: layer %u is damaged: expected CRC-32C %08x, found %08x; %s",
+                    path, layer, expected, crc, lvr_pack_remedy(path));
+}
+
+/* A layer that is not what was packed is found before anything is computed with it. */
+static lvr_status verify(lvr_staging *st, const ring_slot *slot, uint32_t layer, lvr_error *err)
+{
+    if (slot->bytes < st->geometry->layer_bytes[layer] || !is_checked(st, layer))
+        return LVR_OK;
+    const uint32_t crc = crc_of_layer(st, slot, layer);
+    if (crc != lvr_pack_layer_crc(st->pack, layer))
+        return fail_checksum(st, layer, crc, err);
     st->verified[layer] = true;
     return LVR_OK;
 }
@@ -220,15 +302,16 @@ static lvr_status land(lvr_staging *st, const lvr_flash_completion *done, lvr_er
                         done->seq);
     flight->in_flight = false;
     flight->read.done = *done;
-    count(st, done);
+    count(st, done, flight->first_pass);
     if (done->status != LVR_OK)
         return fail_read(st, flight, err);
     ring_slot *slot = &st->slots[flight->slot];
     if (slot->n_done == st->slices)
         return lvr_fail(err, LVR_ERR_INVARIANT, "slot %u got more than %u slices", flight->slot, st->slices);
     slot->reads[slot->n_done++] = flight->read;
+    slot->crcs[flight->read.slice] = done->crc;
     slot->bytes += done->bytes;
-    return verify(st, flight->slot, flight->read.layer, err);
+    return verify(st, slot, flight->read.layer, err);
 }
 
 lvr_status lvr_staging_collect(lvr_staging *st, bool block, uint64_t *ret_seq, bool *ret_got, lvr_error *err)
@@ -296,12 +379,45 @@ uint64_t lvr_staging_unconsumed_bytes(const lvr_staging *st)
 lvr_staging_stats lvr_staging_get_stats(const lvr_staging *st)
 {
     lvr_staging_stats stats = st->stats;
-    if (st->n_in_flight > 0)
-        stats.busy_ns += lvr_now_ns() - st->busy_from_ns;
+    stats.busy_ns = busy_until(st, lvr_now_ns());
+    if (stats.first_pass_bytes < st->pass_bytes)
+        stats.first_pass_busy_ns = stats.busy_ns;
     return stats;
 }
 
 void lvr_staging_flash_stats(const lvr_staging *st, lvr_flash_stats *ret)
 {
     lvr_flash_get_stats(st->flash, ret);
+}
+
+static double rate(uint64_t bytes, uint64_t ns)
+{
+    return bytes > 0 && ns > 0 ? (double)bytes * 1e9 / (double)ns : NAN;
+}
+
+void lvr_staging_io_report(const lvr_staging *st, lvr_io_report *ret)
+{
+    const lvr_staging_stats s = lvr_staging_get_stats(st);
+    const uint64_t later_bytes = s.bytes - s.first_pass_bytes;
+    const uint64_t later_ns = s.busy_ns - s.first_pass_busy_ns;
+    lvr_flash_stats flash;
+    lvr_flash_get_stats(st->flash, &flash);
+    *ret = (lvr_io_report){
+        .engine = flash.engine_name,
+        .depth = st->depth,
+        .registered_buffer = flash.registered_buffer,
+        .registered_files = flash.registered_files,
+        .huge_pages = lvr_huge_share(st->buffer, st->buffer_bytes),
+        .path = lvr_read_path_of(flash.direct, st->cached_before),
+        .cached_before = st->cached_before,
+        .cached_after = cached_share(st),
+        .first_pass_bytes = s.first_pass_bytes,
+        .first_pass_busy_ns = s.first_pass_busy_ns,
+        .later_pass_bytes = later_bytes,
+        .later_pass_busy_ns = later_ns,
+        .first_pass_bytes_per_s = rate(s.first_pass_bytes, s.first_pass_busy_ns),
+        .later_pass_bytes_per_s = rate(later_bytes, later_ns),
+        .checked = st->verify == LVR_VERIFY_ALWAYS,
+        .cpu_ns = flash.cpu_ns,
+    };
 }

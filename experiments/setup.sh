@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Installs what lever needs from the distribution's packages. Idempotent: with nothing missing it needs
 # neither root nor a network. On a system without apt it says what to install and stops.
+#
+#   experiments/setup.sh [--extras]     --extras: also what only single experiments use (fio)
 set -euo pipefail
 
 packages=(
@@ -10,6 +12,16 @@ packages=(
     clang-format libclang-rt-14-dev
     gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 )
+extras=(fio)
+
+case "${1-}" in
+'') ;;
+--extras) packages+=("${extras[@]}") ;;
+*)
+    echo "setup: unknown option $1; usage: experiments/setup.sh [--extras]" >&2
+    exit 2
+    ;;
+esac
 
 if ! command -v dpkg-query >/dev/null 2>&1; then
     echo "setup: this script knows apt-based distributions only; please install the equivalents of:" >&2

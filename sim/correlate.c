@@ -61,9 +61,7 @@ static void measured_free(measured *m)
     free(m->tokens);
 }
 
-/* ---- the measured side
- * ------------------------------------------------------------------------------------------------------------------
- */
+/* ---- the measured side ---- */
 
 static lvr_status check_trace(const measured *m, lvr_error *err)
 {
@@ -296,9 +294,7 @@ static lvr_status load_measured(const char *path, measured *m, lvr_error *err)
     return st;
 }
 
-/* ---- what differs
- * -----------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- what differs ---- */
 
 static void diff_text(lvr_correlation *c, const char *what, const char *model, const char *run)
 {
@@ -339,6 +335,7 @@ static void diff_config(lvr_correlation *c, const lvr_cost_model *model, const m
     diff_text(c, "device sha256", model->device_sha256, meta->device.sha256);
     diff_number(c, "threads", a->threads, b->threads);
     diff_text(c, "CPU level", a->cpu_level, b->cpu_level);
+    diff_text(c, "KV type", a->kv_type, b->kv_type);
     diff_text(c, "accelerator", a->accel, b->accel);
     diff_number(c, "accelerator launch_ns", (double)a->accel_launch_ns, (double)b->accel_launch_ns);
     diff_number(c, "accelerator sync_ns", (double)a->accel_sync_ns, (double)b->accel_sync_ns);
@@ -356,9 +353,7 @@ static void diff_config(lvr_correlation *c, const lvr_cost_model *model, const m
     diff_number(c, "top_p", a->top_p, b->top_p);
 }
 
-/* ---- the simulated side
- * -------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- the simulated side ---- */
 
 static lvr_status match_requests(const measured *m, const lvr_sim_oracle *o, uint32_t *indices, uint64_t *ids,
                                  lvr_error *err)
@@ -464,9 +459,7 @@ static lvr_status simulated_passes(const lvr_sim_result *r, passes *ret, lvr_err
     return LVR_OK;
 }
 
-/* ---- comparing
- * --------------------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- comparing ---- */
 
 static bool same_passes(const passes *a, const passes *b)
 {
@@ -625,9 +618,7 @@ lvr_status lvr_correlate(const char *measured_path, const lvr_sim_oracle *oracle
     return st;
 }
 
-/* ---- reports
- * ----------------------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- reports ---- */
 
 static void text_percent(lvr_buf *out, double v)
 {

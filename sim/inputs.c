@@ -7,6 +7,26 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* From the run that the trace embeds, if it embeds one. A cache of fewer bits is another target: its texts
+ * differ. */
+static lvr_status read_kv_type(const lvr_trace_meta *meta, const char *path, lvr_sim_oracle *o,
+                               lvr_error *err)
+{
+    const char *text = meta->config_yaml;
+    if (!text)
+        return LVR_OK;
+    lvr_policy_file *run = calloc(1, sizeof *run);
+    if (!run)
+        return lvr_fail(err, LVR_ERR_NOMEM, "%s: out of memory for /config", path);
+    char name[300];
+    snprintf(name, sizeof name, "%s:/config", path);
+    const lvr_status st = lvr_policy_file_parse(name, text, strlen(text), run, err);
+    if (!st)
+        memcpy(o->kv_type, run->conditions.kv_type, sizeof o->kv_type);
+    free(run);
+    return st;
+}
+
 lvr_status lvr_sim_oracle_load(const char *path, lvr_sim_oracle *ret, lvr_error *err)
 {
     lvr_trace *t = NULL;
@@ -24,7 +44,9 @@ lvr_status lvr_sim_oracle_load(const char *path, lvr_sim_oracle *ret, lvr_error 
     o.temperature = meta->temperature;
     o.top_p = meta->top_p;
     o.top_k = meta->top_k;
-    st = lvr_outcome_from_oracle(t, &o.outcome, err);
+    st = read_kv_type(meta, path, &o, err);
+    if (!st)
+        st = lvr_outcome_from_oracle(t, &o.outcome, err);
     lvr_trace_close(t);
     if (!st)
         *ret = o;
@@ -54,6 +76,23 @@ static lvr_status check_equal(const char *what, const char *cost_path, const cha
     return LVR_OK;
 }
 
+static lvr_status check_kv_types(const lvr_cost_model *m, const char *cost_path, const lvr_sim_oracle *o,
+                                 bool what_if, bool *mixed, lvr_error *err)
+{
+    const char *mine = m->conditions.kv_type;
+    if (!mine[0] || !o->kv_type[0] || strcmp(mine, o->kv_type) == 0)
+        return LVR_OK;
+    if (!what_if)
+        return lvr_fail(err, LVR_ERR_CONFIG,
+                        "%s was measured with KV caches of type %s, %s was recorded with %s; use the same "
+                        "--kv-type for both, or add --what-if (the result is marked)",
+                        cost_path, mine, o->path, o->kv_type);
+    lvr_log(LVR_LOG_WARN, "--what-if: acceptance with KV caches of type %s, timings with %s", o->kv_type,
+            mine);
+    *mixed = true;
+    return LVR_OK;
+}
+
 lvr_status lvr_sim_check_pair(const lvr_cost_model *m, const char *cost_path, const lvr_sim_oracle *o,
                               bool what_if, bool *ret_mixed, lvr_error *err)
 {
@@ -62,6 +101,8 @@ lvr_status lvr_sim_check_pair(const lvr_cost_model *m, const char *cost_path, co
     if (!st && m->draft_sha256[0])
         st = check_equal("draft model", cost_path, m->draft_sha256, o, o->draft_sha256, what_if, ret_mixed,
                          err);
+    if (!st)
+        st = check_kv_types(m, cost_path, o, what_if, ret_mixed, err);
     if (st || m->conditions.temperature == o->temperature)
         return st;
     if (!what_if)
@@ -149,19 +190,7 @@ lvr_status lvr_sim_emulate(lvr_cost_model *m, const char *preset, double scale, 
     return LVR_OK;
 }
 
-/* ---- policies
- * ---------------------------------------------------------------------------------------------------------------------------
- */
-
-static lvr_status set_one(lvr_policy *policy, const char *item, lvr_error *err)
-{
-    char key[64];
-    const char *equals = strchr(item, '=');
-    if (!equals || equals == item || (size_t)(equals - item) >= sizeof key)
-        return lvr_fail(err, LVR_ERR_USAGE, "--set: expected key=value, found \"%.64s\"", item);
-    snprintf(key, sizeof key, "%.*s", (int)(equals - item), item);
-    return lvr_policy_set(policy, "--set", key, equals + 1, err);
-}
+/* ---- policies ---- */
 
 static lvr_status named(const char *name, const lvr_cost_model *m, lvr_policy_file *pf, lvr_error *err)
 {
@@ -192,8 +221,8 @@ lvr_status lvr_sim_policy(const char *name_or_file, const char *const *set, size
         return lvr_fail(err, LVR_ERR_NOMEM, "out of memory for a policy");
     lvr_status st = lvr_policy_is_file(name_or_file) ? lvr_policy_file_load(name_or_file, pf, err)
                                                      : named(name_or_file, model, pf, err);
-    for (size_t i = 0; i < n_set && !st; i++)
-        st = set_one(&pf->policy, set[i], err);
+    if (!st)
+        st = lvr_policy_set_items(&pf->policy, set, n_set, err);
     if (!st)
         *ret = *pf;
     free(pf);

@@ -13,13 +13,15 @@ typedef struct lvr_sim_oracle {
     bool synthetic; /* recorded with random weights, or not recorded at all */
     double temperature, top_p;
     uint32_t top_k;
+    char kv_type[8]; /* of the caches it was recorded with; "": not known */
 } lvr_sim_oracle;
 
+/* A /config that cannot be read is an error; a trace without one says nothing of its caches. */
 lvr_status lvr_sim_oracle_load(const char *path, lvr_sim_oracle *ret, lvr_error *err);
 void lvr_sim_oracle_free(lvr_sim_oracle *o);
 
-/* Acceptance and timings of different models, or another way of sampling: LVR_ERR_CONFIG unless what_if,
- * which sets *ret_mixed. */
+/* Acceptance and timings of different models, another way of sampling or another type of KV cache:
+ * LVR_ERR_CONFIG unless what_if, which sets *ret_mixed. */
 lvr_status lvr_sim_check_pair(const lvr_cost_model *m, const char *cost_path, const lvr_sim_oracle *o,
                               bool what_if, bool *ret_mixed, lvr_error *err);
 

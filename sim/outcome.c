@@ -109,8 +109,7 @@ int32_t lvr_outcome_token(const lvr_outcome *o, uint32_t request_index, uint32_t
     return pos < r->n_prompt + r->n_output ? r->seq[pos] : -1;
 }
 
-/* ---- requests and tokens of an oracle trace
- * ----------------------------------------------------------------------------------------- */
+/* ---- requests and tokens of an oracle trace ---- */
 
 static int by_id(const void *a, const void *b)
 {
@@ -208,9 +207,7 @@ static lvr_status load_tokens(lvr_trace *t, lvr_outcome *o, lvr_error *err)
     return st;
 }
 
-/* ---- trees of an oracle trace
- * -----------------------------------------------------------------------------------------------------------
- */
+/* ---- trees of an oracle trace ---- */
 
 /* A tree being read: its rows stand together in the trace, parents before children. */
 typedef struct open_tree {
@@ -387,9 +384,7 @@ lvr_status lvr_outcome_from_oracle(lvr_trace *t, lvr_outcome **ret, lvr_error *e
     return LVR_OK;
 }
 
-/* ---- acceptance files
- * -------------------------------------------------------------------------------------------------------------------
- */
+/* ---- acceptance files ---- */
 
 static lvr_status parse_ranks(const lvr_yaml_node *row, uint32_t depth, acceptance *a, lvr_error *err)
 {
@@ -515,9 +510,7 @@ lvr_status lvr_outcome_from_acceptance(const char *path, uint64_t seed, uint32_t
     return LVR_OK;
 }
 
-/* ---- nodes
- * --------------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- nodes ---- */
 
 /* Synthetic handles: request, position of the node, its depth, and whether the target goes there. */
 enum { POS_BITS = 28, DEPTH_BITS = 8, ON_PATH_BITS = 1 };

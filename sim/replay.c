@@ -69,8 +69,11 @@ void lvr_sim_result_free(lvr_sim_result *r)
 
 void lvr_sim_use_model(lvr_sim_config *config, const lvr_cost_model *m)
 {
+    const lvr_fit_term *flash = lvr_cost_model_term(m, "flash");
     config->cost = &m->table;
     config->wake_ns = (uint64_t)llround(m->wake_ns);
+    /* Fitted to nothing, and no preset put in its place. */
+    config->flash_unknown = flash && flash->n == 0 && m->conditions.emulated[0] == '\0';
 }
 
 double lvr_sim_tokens_per_s(const lvr_sim_result *r)
@@ -78,9 +81,7 @@ double lvr_sim_tokens_per_s(const lvr_sim_result *r)
     return r->decode_ns > 0 ? (double)r->n_tokens * 1e9 / (double)r->decode_ns : 0.0;
 }
 
-/* ---- pricing actions
- * ----------------------------------------------------------------------------------------------------------------
- */
+/* ---- pricing actions ---- */
 
 static lvr_status run_op(replay *p, lvr_op op, uint32_t layer, uint32_t rows, uint32_t context,
                          lvr_compute_times *ret, lvr_error *err)
@@ -370,9 +371,7 @@ static lvr_status take_actions(replay *p, lvr_error *err)
     return st;
 }
 
-/* ---- feeding events
- * --------------------------------------------------------------------------------------------------------------------
- */
+/* ---- feeding events ---- */
 
 static void begin_next_pass(replay *p, uint64_t start_ns)
 {
@@ -463,9 +462,7 @@ static lvr_status feed(replay *p, const lvr_sim_event *e, lvr_error *err)
     return lvr_fail(err, LVR_ERR_INVARIANT, "simulation: unknown event %u", e->kind);
 }
 
-/* ---- requests
- * ----------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- requests ---- */
 
 static void close_request(replay *p)
 {
@@ -563,9 +560,7 @@ static lvr_status run_request(replay *p, uint32_t index, lvr_error *err)
     return st ? st : record_request(p, err);
 }
 
-/* ---- laws
- * ----------------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- laws ---- */
 
 static uint64_t ring_bytes(const lvr_geometry *g)
 {
@@ -614,9 +609,7 @@ static lvr_status check_laws(const replay *p, lvr_error *err)
     return st;
 }
 
-/* ---- the run
- * --------------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- the run ---- */
 
 static uint32_t outcome_index(const lvr_sim_config *c, uint32_t i)
 {
@@ -661,6 +654,14 @@ static int32_t find_eos(const lvr_sim_config *c, uint32_t n)
 
 static lvr_status check_config(const lvr_sim_config *c, uint32_t n, lvr_error *err)
 {
+    if (c->flash_unknown && lvr_geometry_stream_bytes(c->geometry) > 0)
+        return lvr_fail(
+            err, LVR_ERR_CONFIG,
+            "the schedule streams %" PRIu64
+            " bytes a pass, but the cost model was fitted on traces in which nothing was streamed "
+            "and cannot price flash; fit it also on a trace with streamed layers (--resident, "
+            "--dram-budget), or name a device (--emulate-flash)",
+            lvr_geometry_stream_bytes(c->geometry));
     if (n == 0)
         return lvr_fail(err, LVR_ERR_USAGE, "simulation: no requests");
     for (uint32_t i = 0; i < n; i++) {
@@ -718,6 +719,8 @@ static void close_result(replay *p)
     /* Reads that run past the end of the last request are not part of its time. */
     if (p->dev.flash.busy_until_ns > r->simulated_ns)
         r->flash_busy_ns -= p->dev.flash.busy_until_ns - r->simulated_ns;
+    if (p->c->geometry->io_mode == LVR_IO_PIPELINED && r->bytes_read > 0)
+        r->flash_idle_ns = r->simulated_ns - r->flash_busy_ns;
     r->compute_busy_ns = c->busy_ns;
     r->draft_ns = c->op[LVR_OP_DRAFT].ns;
     r->layer_ns = c->op[LVR_OP_LAYER].ns + c->op[LVR_OP_EMBED].ns + p->dev.npu.busy_ns;

@@ -1,5 +1,6 @@
 #include "sim/roofline.h"
 
+#include "costmodel/core/round.h"
 #include "sim/config_path.h"
 
 #include <math.h>
@@ -8,9 +9,7 @@
 
 enum { ALIGN = 4096 };
 
-/* ---- shapes
- * -------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- shapes ---- */
 
 lvr_status lvr_shape_load(const char *name_or_path, lvr_shape *ret, lvr_error *err)
 {
@@ -45,9 +44,7 @@ uint64_t lvr_shape_head_bytes(const lvr_shape *s)
     return bytes_of(s, (uint64_t)s->vocab * s->d_model);
 }
 
-/* ---- rooflines
- * --------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- rooflines ---- */
 
 static double bytes_ns(const lvr_compute_params *c, double bytes)
 {
@@ -120,7 +117,7 @@ static lvr_op_cost copy_cost(const lvr_compute_params *c, double bytes)
 static void add_term(lvr_cost_model *m, const char *name, const char *form)
 {
     lvr_fit_term *t = &m->terms[m->n_terms++];
-    *t = (lvr_fit_term){.x_min = 1, .x_max = LVR_MAX_VERIFY_NODES};
+    *t = (lvr_fit_term){.x_min = 1, .x_max = LVR_MAX_PREFILL_ROWS};
     snprintf(t->name, sizeof t->name, "%s", name);
     snprintf(t->form, sizeof t->form, "%s", form);
 }
@@ -167,9 +164,10 @@ lvr_status lvr_cost_model_synthesize(const lvr_device_preset *device, const lvr_
     ret->conditions = (lvr_run_conditions){.threads = 1,
                                            .depth = device->flash.depth,
                                            .cpu_level = "preset",
+                                           .kv_type = "f16",
                                            .emulate_scale = 1.0,
                                            .n_ctx = 4096,
-                                           .prefill_chunk = 64,
+                                           .prefill_chunk = LVR_PREFILL_CHUNK_STREAMED,
                                            .max_rows = LVR_MAX_VERIFY_NODES,
                                            .top_p = 1.0};
     snprintf(ret->conditions.emulated, sizeof ret->conditions.emulated, "%s", device->name);

@@ -12,8 +12,7 @@
 #include "traces/trace.h"
 #include <stdatomic.h>
 
-/* ---- where children and the target's tokens come from
- * ------------------------------------------------------------------------ */
+/* ---- where children and the target's tokens come from ---- */
 
 typedef struct lvr_outcome lvr_outcome; /* immutable: may be shared by threads */
 
@@ -45,14 +44,13 @@ typedef struct lvr_sim_request {
 } lvr_sim_request;
 void lvr_outcome_request(const lvr_outcome *o, uint32_t i, lvr_sim_request *ret);
 
-/* ---- replay
- * ---------------------------------------------------------------------------------------------------------------------
- */
+/* ---- replay ---- */
 
 typedef struct lvr_sim_config {
     const lvr_policy *policy;
     const lvr_geometry *geometry;
     const lvr_cost_table *cost; /* timings (may differ from what the policy prices with) */
+    bool flash_unknown;         /* cost->flash is a placeholder: a schedule that streams is LVR_ERR_CONFIG */
     uint64_t wake_ns;           /* from a slice's arrival to the start of the operator that waited for it */
     lvr_run_conditions conditions; /* n_predict: tokens asked for, 0: as many as the text has */
     const lvr_outcome *outcome;
@@ -81,6 +79,7 @@ typedef struct lvr_sim_result {
         outside_nodes;
     uint64_t prefill_ns, decode_ns, simulated_ns, ttft_ns; /* ttft: mean over requests */
     uint64_t n_prompt;                                     /* prompt tokens */
+    uint64_t flash_idle_ns; /* nothing was in flight since the ring was full; serial mode: 0 */
     uint64_t flash_busy_ns, compute_busy_ns, flash_wait_ns, draft_ns, layer_ns, head_ns, plan_ns,
         commit_ns;                     /* layer: embedding too, and tickets from start to end */
     uint64_t npu_busy_ns, npu_wait_ns; /* wait: the host had nothing to do until its ticket was done */

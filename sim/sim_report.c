@@ -64,6 +64,7 @@ static void json_figures(const lvr_sim_report *r, lvr_json *j)
     lvr_json_u64(j, "bytes_read", s->bytes_read);
     lvr_json_double(j, "io_s", seconds(s->flash_busy_ns));
     lvr_json_double(j, "io_wait_s", seconds(s->flash_wait_ns));
+    lvr_json_double(j, "io_idle_s", seconds(s->flash_idle_ns));
     lvr_json_double(j, "compute_s", seconds(s->layer_ns));
     lvr_json_double(j, "head_s", seconds(s->head_ns));
     lvr_json_double(j, "draft_s", seconds(s->draft_ns));
@@ -148,9 +149,11 @@ void lvr_sim_report_text(const lvr_sim_report *r, lvr_buf *out)
     lvr_buf_printf(out, "  compute        layers %.6f s, head %.6f, draft %.6f, plan %.6f, commit %.6f\n",
                    seconds(s->layer_ns), seconds(s->head_ns), seconds(s->draft_ns), seconds(s->plan_ns),
                    seconds(s->commit_ns));
-    lvr_buf_printf(out, "  utilisation    flash %.1f %%, compute %.1f %%; waiting for flash %.1f %%\n",
+    lvr_buf_printf(out,
+                   "  utilisation    flash %.1f %%, compute %.1f %%; waiting for flash %.1f %%; flash idle, "
+                   "ring full %.1f %%\n",
                    100.0 * (double)s->flash_busy_ns / total, 100.0 * (double)s->compute_busy_ns / total,
-                   100.0 * (double)s->flash_wait_ns / total);
+                   100.0 * (double)s->flash_wait_ns / total, 100.0 * (double)s->flash_idle_ns / total);
     if (s->npu_tickets > 0)
         lvr_buf_printf(out, "  accelerator    %" PRIu64 " tickets, %.1f %% busy; the host waited %.1f %%\n",
                        s->npu_tickets, 100.0 * (double)s->npu_busy_ns / total,

@@ -35,9 +35,7 @@ typedef struct search {
     bool found;
 } search;
 
-/* ---- the space
- * -----------------------------------------------------------------------------------------------------------------------
- */
+/* ---- the space ---- */
 
 /* Trees beyond what was recorded cannot be judged, so points that must leave it are not worth a trial. */
 static double recorded_limit(const lvr_param *p, const lvr_outcome_caps *caps)
@@ -60,18 +58,10 @@ static dimension param_dimension(const lvr_param *p, const lvr_outcome_caps *cap
     return d;
 }
 
-static uint64_t largest_streamed(const lvr_geometry *g)
-{
-    uint64_t most = 0;
-    for (uint32_t l = 0; l < g->n_layers; l++)
-        most = !g->resident[l] && g->layer_bytes[l] > most ? g->layer_bytes[l] : most;
-    return most;
-}
-
 static lvr_status add_schedule(search *s, lvr_error *err)
 {
     const lvr_geometry *g = &s->c->start->geometry;
-    const uint64_t layer = largest_streamed(g);
+    const uint64_t layer = lvr_geometry_largest_streamed(g);
     if (s->c->ring_budget_bytes == 0 || layer == 0)
         return LVR_OK;
     uint64_t slots = s->c->ring_budget_bytes / layer;
@@ -151,9 +141,7 @@ static void start_point(const search *s, double *u)
         u[s->slice_dim] = coordinate_of(&s->dims[s->slice_dim], (double)start->geometry.slice_bytes);
 }
 
-/* ---- trials
- * ------------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- trials ---- */
 
 static lvr_status replay(const lvr_tune_config *c, const lvr_policy_file *pf, const lvr_outcome *o,
                          lvr_sim_result *ret, lvr_error *err)
@@ -282,9 +270,7 @@ static lvr_status settle(search *s, lvr_error *err)
     return st;
 }
 
-/* ---- the search
- * -----------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- the search ---- */
 
 /* Before anything has been run: the speed of one row a round, by the cost table. */
 static double first_price(const lvr_tune_config *c)
@@ -407,9 +393,7 @@ void lvr_tune_result_free(lvr_tune_result *r)
     *r = (lvr_tune_result){0};
 }
 
-/* ---- reports
- * ----------------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- reports ---- */
 
 static void csv_number(lvr_buf *out, double v)
 {

@@ -2,6 +2,7 @@
 #include "common/buf.h"
 #include "common/json.h"
 #include "costmodel/core/cost.h"
+#include "traces/ring_use.h"
 #include "traces/trace_parts.h"
 #include <inttypes.h>
 #include <math.h>
@@ -65,9 +66,7 @@ static lvr_status sum_units(lvr_trace *t, unit_use ret[N_UNITS], lvr_error *err)
     return LVR_OK;
 }
 
-/* ---- text
- * ---------------------------------------------------------------------------------------------------------------
- */
+/* ---- text ---- */
 
 static void text_model(lvr_buf *out, const char *label, const lvr_trace_model *m)
 {
@@ -134,9 +133,23 @@ static void text_units(lvr_buf *out, const unit_use units[N_UNITS])
                            (double)units[u].busy_ns / 1e9, (double)units[u].launch_ns / 1e9);
 }
 
-/* ---- JSON
- * ----------------------------------------------------------------------------------------------------------------
- */
+static void text_ring(lvr_buf *out, const lvr_ring_use *u)
+{
+    const double window = (double)u->window_ns;
+    if (u->window_ns == 0)
+        return;
+    lvr_buf_printf(
+        out,
+        "\nring: %.3f s in requests; flash idle %.2f %%; compute waited for a layer %.2f %% (%" PRIu64
+        " times)\n",
+        window / 1e9, 100 * (double)u->flash_idle_ns / window, 100 * (double)u->wait_ns / window, u->waits);
+    lvr_buf_printf(out, "%-16s %12s\n%-16s %12.2f\n", "layers staged", "% of time", "mean",
+                   lvr_ring_use_mean(u));
+    for (uint32_t n = 0; n <= u->max_staged; n++)
+        lvr_buf_printf(out, "%-16u %12.2f\n", n, 100 * (double)u->staged_ns[n] / window);
+}
+
+/* ---- JSON ---- */
 
 static void json_text(lvr_json *j, const char *key, const char *text)
 {
@@ -245,7 +258,25 @@ static void json_units(lvr_json *j, const unit_use units[N_UNITS])
     lvr_json_end_object(j);
 }
 
-static void json_info(lvr_buf *out, const lvr_trace *t, const unit_use units[N_UNITS])
+static void json_ring(lvr_json *j, const lvr_ring_use *u)
+{
+    if (u->window_ns == 0)
+        return;
+    lvr_json_object(j, "ring");
+    lvr_json_double(j, "requests_s", (double)u->window_ns / 1e9);
+    lvr_json_double(j, "io_idle_s", (double)u->flash_idle_ns / 1e9);
+    lvr_json_double(j, "io_wait_s", (double)u->wait_ns / 1e9);
+    lvr_json_u64(j, "waits", u->waits);
+    lvr_json_double(j, "mean_staged", lvr_ring_use_mean(u));
+    lvr_json_array(j, "staged_share");
+    for (uint32_t n = 0; n <= u->max_staged; n++)
+        lvr_json_double(j, NULL, (double)u->staged_ns[n] / (double)u->window_ns);
+    lvr_json_end_array(j);
+    lvr_json_end_object(j);
+}
+
+static void json_info(lvr_buf *out, const lvr_trace *t, const unit_use units[N_UNITS],
+                      const lvr_ring_use *ring)
 {
     lvr_json j;
     lvr_json_init(&j, out, true);
@@ -261,6 +292,7 @@ static void json_info(lvr_buf *out, const lvr_trace *t, const unit_use units[N_U
     lvr_json_end_array(&j);
     json_streams(&j, t);
     json_units(&j, units);
+    json_ring(&j, ring);
     lvr_json_end_object(&j);
     lvr_buf_puts(out, "\n");
 }
@@ -268,15 +300,19 @@ static void json_info(lvr_buf *out, const lvr_trace *t, const unit_use units[N_U
 lvr_status lvr_trace_info(lvr_trace *t, bool json, lvr_buf *out, lvr_error *err)
 {
     unit_use units[N_UNITS];
-    const lvr_status status = sum_units(t, units, err);
+    lvr_ring_use ring = {0};
+    lvr_status status = sum_units(t, units, err);
+    if (status == LVR_OK)
+        status = lvr_trace_ring_use(t, &ring, err);
     if (status != LVR_OK)
         return status;
     if (json) {
-        json_info(out, t, units);
+        json_info(out, t, units, &ring);
     } else {
         text_head(out, t);
         text_streams(out, t);
         text_units(out, units);
+        text_ring(out, &ring);
     }
     return out->failed ? lvr_fail(err, LVR_ERR_NOMEM, "%s: out of memory for the summary", t->path) : LVR_OK;
 }

@@ -1,20 +1,53 @@
-/* Monotone map from the draft's conditional probability to the probability that the target takes the token
- * (given that it took the parent): piecewise linear through knots, clamped to [0, 1]. Identity if n == 0. */
+/*
+ * How often the target takes the draft's tokens, given that it took the parent.
+ *
+ * By the draft's conditional probability: a monotone map, piecewise linear through knots, clamped to [0, 1];
+ * identity if n == 0.
+ *
+ * By depth and rank (groups): of siblings at most one is taken, so the maps are of hazards: the probability
+ * that the target takes this one, given that it takes none of the better ones, from the draft's probability
+ * under the same condition, q / (1 - sum of the better ones' q). Siblings then add up to at most 1.
+ *
+ * By rank and depth alone, whatever the draft says (by_rank): the vectors that static trees are made from;
+ * not known if n_depths == 0.
+ */
 #ifndef LVR_CORE_CALIBRATION_H
 #define LVR_CORE_CALIBRATION_H
 
 #include "common/yaml.h"
+#include "costmodel/core/tree.h"
 #include <stdint.h>
 
 #define LVR_CALIBRATION_MAX_KNOTS 64
+#define LVR_CALIBRATION_MAX_DEPTHS 8
+#define LVR_CALIBRATION_MAX_GROUPS 17
+#define LVR_CALIBRATION_GROUP_KNOTS 24
+
+/* The hazards of some depths (of the parent) and ranks, bounds included. */
+typedef struct lvr_calibration_group {
+    uint32_t min_depth, max_depth, min_rank, max_rank;
+    uint32_t n; /* at least 1 */
+    double q[LVR_CALIBRATION_GROUP_KNOTS], p[LVR_CALIBRATION_GROUP_KNOTS];
+} lvr_calibration_group;
 
 typedef struct lvr_calibration {
     uint32_t n;
     double q[LVR_CALIBRATION_MAX_KNOTS]; /* strictly ascending, in [0, 1] */
     double p[LVR_CALIBRATION_MAX_KNOTS]; /* ascending, in [0, 1] */
+    uint32_t n_groups;
+    lvr_calibration_group
+        group[LVR_CALIBRATION_MAX_GROUPS]; /* the first that fits counts; the last fits all */
+    uint32_t n_depths, n_ranks;            /* both 0, or both at least 1 */
+    /* [depth of the parent][rank]; the last depth stands for deeper ones too. A row's sum is at most 1. */
+    double by_rank[LVR_CALIBRATION_MAX_DEPTHS][LVR_MAX_BRANCH];
 } lvr_calibration;
 
 double lvr_calibrate(const lvr_calibration *c, double q);
+/* From the draft's probability given that no better sibling is taken to the target's. With groups. */
+double lvr_calibrate_hazard(const lvr_calibration *c, double q, uint32_t parent_depth, uint32_t rank);
+/* The best n children of one node, best first: how likely each is taken if the node is. Adds up to at most 1.
+ * Without groups each by its own probability, as far as the better ones leave room. */
+void lvr_calibrate_siblings(const lvr_calibration *c, const lvr_node *siblings, uint32_t n, double *ret_p);
 lvr_status lvr_calibration_from_yaml(const lvr_yaml_node *map, lvr_calibration *ret, lvr_error *err);
 void lvr_calibration_to_yaml(const lvr_calibration *c, lvr_yaml_out *y);
 

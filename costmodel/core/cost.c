@@ -1,5 +1,6 @@
 #include "costmodel/core/cost.h"
 
+#include "common/minmax.h"
 #include <math.h>
 #include <string.h>
 
@@ -113,11 +114,33 @@ uint64_t lvr_geometry_stream_bytes(const lvr_geometry *g)
     return sum;
 }
 
-void lvr_geometry_set_resident(lvr_geometry *g, double fraction)
+uint64_t lvr_geometry_largest_streamed(const lvr_geometry *g)
+{
+    uint64_t largest = 0;
+    for (uint32_t l = 0; l < g->n_layers; l++)
+        if (!g->resident[l])
+            largest = lvr_max_u64(largest, g->layer_bytes[l]);
+    return largest;
+}
+
+static bool stays(lvr_residency where, uint32_t layer, uint32_t want, uint32_t n_layers)
+{
+    switch (where) {
+    case LVR_RESIDENT_FIRST:
+        return layer < want;
+    case LVR_RESIDENT_LAST:
+        return layer >= n_layers - want;
+    case LVR_RESIDENT_SPREAD:
+        break;
+    }
+    return (uint64_t)(layer + 1) * want / n_layers != (uint64_t)layer * want / n_layers;
+}
+
+void lvr_geometry_set_resident(lvr_geometry *g, double fraction, lvr_residency where)
 {
     const uint32_t want = (uint32_t)lround(fmin(1.0, fmax(0.0, fraction)) * g->n_layers);
     for (uint32_t l = 0; l < g->n_layers; l++)
-        g->resident[l] = (uint64_t)(l + 1) * want / g->n_layers != (uint64_t)l * want / g->n_layers;
+        g->resident[l] = stays(where, l, want, g->n_layers);
 }
 
 double lvr_geometry_resident_fraction(const lvr_geometry *g)

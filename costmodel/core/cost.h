@@ -105,10 +105,17 @@ typedef struct lvr_geometry {
     lvr_place place; /* of the target's layers */
 } lvr_geometry;
 
-uint64_t lvr_geometry_stream_bytes(const lvr_geometry *g); /* per pass */
-/* Marks round(fraction * n_layers) layers resident, spread evenly over the depth (so that reads never pause
- * for long). */
-void lvr_geometry_set_resident(lvr_geometry *g, double fraction);
+/* Which layers stay in DRAM when not all do. */
+typedef enum lvr_residency {
+    LVR_RESIDENT_FIRST,
+    LVR_RESIDENT_SPREAD, /* evenly over the depth, so that reads never pause for long */
+    LVR_RESIDENT_LAST,
+} lvr_residency;
+
+uint64_t lvr_geometry_stream_bytes(const lvr_geometry *g);     /* per pass */
+uint64_t lvr_geometry_largest_streamed(const lvr_geometry *g); /* bytes of a layer; 0: none is streamed */
+/* Marks round(fraction * n_layers) layers resident. */
+void lvr_geometry_set_resident(lvr_geometry *g, double fraction, lvr_residency where);
 double lvr_geometry_resident_fraction(const lvr_geometry *g); /* of layer bytes */
 
 double lvr_cost_io_ns(const lvr_cost_table *t, const lvr_geometry *g); /* T_io of a pass */

@@ -1,5 +1,6 @@
 #include "costmodel/core/flash_model.h"
 
+#include "common/minmax.h"
 #include <inttypes.h>
 #include <math.h>
 
@@ -10,17 +11,6 @@
 #define MAX_BYTES_PER_S UINT64_C(1000000000000)
 
 __extension__ typedef unsigned __int128 wide;
-
-static uint64_t add_saturating(uint64_t a, uint64_t b)
-{
-    uint64_t sum;
-    return __builtin_add_overflow(a, b, &sum) ? UINT64_MAX : sum;
-}
-
-static uint64_t max_u64(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
 
 /* Rounded up: a modelled device is never faster than its parameters, and at most 1 ns a request slower. */
 static uint64_t transfer_ns(uint64_t bytes, uint64_t bytes_per_s)
@@ -47,12 +37,12 @@ lvr_flash_times lvr_flash_admit(lvr_flash_state *state, const lvr_flash_params *
                                 uint64_t bytes)
 {
     const uint32_t lane = first_free_lane(state, params->depth);
-    const uint64_t start = max_u64(now_ns, state->lane_free_ns[lane]);
-    const uint64_t data_from = add_saturating(start, params->t0_ns);
-    const uint64_t lane_end = add_saturating(data_from, transfer_ns(bytes, params->lane_bytes_per_s));
-    const uint64_t link_from = max_u64(data_from, state->link_free_ns);
-    const uint64_t link_end = add_saturating(link_from, transfer_ns(bytes, params->max_bytes_per_s));
-    const uint64_t end = max_u64(lane_end, link_end);
+    const uint64_t start = lvr_max_u64(now_ns, state->lane_free_ns[lane]);
+    const uint64_t data_from = lvr_add_sat_u64(start, params->t0_ns);
+    const uint64_t lane_end = lvr_add_sat_u64(data_from, transfer_ns(bytes, params->lane_bytes_per_s));
+    const uint64_t link_from = lvr_max_u64(data_from, state->link_free_ns);
+    const uint64_t link_end = lvr_add_sat_u64(link_from, transfer_ns(bytes, params->max_bytes_per_s));
+    const uint64_t end = lvr_max_u64(lane_end, link_end);
     state->lane_free_ns[lane] = end;
     state->link_free_ns = link_end;
     return (lvr_flash_times){.start_ns = start, .end_ns = end};

@@ -2,16 +2,22 @@
 
 #include "costmodel/core/policy/builtin.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 const lvr_policy_ops *const lvr_policies[] = {
-    &lvr_policy_ar,
-    &lvr_policy_chain,
-    &lvr_policy_lever,
-    &lvr_policy_random,
+    &lvr_policy_ar,       &lvr_policy_chain, &lvr_policy_sequoia, &lvr_policy_eagle2, &lvr_policy_opttree,
+    &lvr_policy_specexec, &lvr_policy_smart, &lvr_policy_edgellm, &lvr_policy_lever,  &lvr_policy_random,
 };
 const size_t lvr_n_policies = sizeof lvr_policies / sizeof lvr_policies[0];
+
+static void list_names(char *ret, size_t size)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < lvr_n_policies && at < size; i++)
+        at += (size_t)snprintf(ret + at, size - at, "%s%s", i ? ", " : "", lvr_policies[i]->name);
+}
 
 lvr_status lvr_policy_init(lvr_policy *ret, const char *name, lvr_error *err)
 {
@@ -27,8 +33,10 @@ lvr_status lvr_policy_init(lvr_policy *ret, const char *name, lvr_error *err)
         return LVR_OK;
     }
     const char *near = lvr_closest_name(name, names, lvr_n_policies);
-    return lvr_fail(err, LVR_ERR_USAGE, "unknown policy \"%s\"%s%s%s; known: ar, chain, lever, random", name,
-                    near ? " (did you mean \"" : "", near ? near : "", near ? "\"?)" : "");
+    char known[256];
+    list_names(known, sizeof known);
+    return lvr_fail(err, LVR_ERR_USAGE, "unknown policy \"%s\"%s%s%s; known: %s", name,
+                    near ? " (did you mean \"" : "", near ? near : "", near ? "\"?)" : "", known);
 }
 
 lvr_status lvr_policy_set(lvr_policy *policy, const char *where, const char *key, const char *value,
@@ -36,6 +44,38 @@ lvr_status lvr_policy_set(lvr_policy *policy, const char *where, const char *key
 {
     return lvr_params_set(policy->ops->params, policy->ops->n_params, policy->params.bytes, where, key, value,
                           err);
+}
+
+static size_t key_bytes(const char *item)
+{
+    return strcspn(item, "=");
+}
+
+static lvr_status set_item(lvr_policy *policy, const char *item, lvr_error *err)
+{
+    char key[64];
+    const size_t n = key_bytes(item);
+    if (item[n] != '=' || n == 0 || n >= sizeof key)
+        return lvr_fail(err, LVR_ERR_USAGE, "--set: expected key=value, found \"%.64s\"", item);
+    memcpy(key, item, n);
+    key[n] = '\0';
+    return lvr_policy_set(policy, "--set", key, item + n + 1, err);
+}
+
+lvr_status lvr_policy_set_items(lvr_policy *policy, const char *const *items, size_t n, lvr_error *err)
+{
+    for (size_t i = 0; i < n; i++) {
+        const lvr_status status = set_item(policy, items[i], err);
+        if (status != LVR_OK)
+            return status;
+        const size_t len = key_bytes(items[i]);
+        for (size_t k = 0; k < i; k++)
+            if (key_bytes(items[k]) == len && memcmp(items[k], items[i], len) == 0)
+                return lvr_fail(err, LVR_ERR_USAGE,
+                                "--set: %.*s is given twice (%.64s and %.64s); give it once", (int)len,
+                                items[i], items[k], items[i]);
+    }
+    return LVR_OK;
 }
 
 lvr_policy_scratch *lvr_policy_scratch_new(void)

@@ -5,6 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
+static const char default_kv_type[] = "f16";
+
 static lvr_status get_text(const lvr_yaml_node *map, const char *key, char *ret, size_t n, lvr_error *err)
 {
     const char *text = NULL;
@@ -26,6 +28,15 @@ static lvr_status get_u32(const lvr_yaml_node *map, const char *key, uint32_t mi
     if (st == LVR_OK)
         *ret = (uint32_t)v;
     return st;
+}
+
+/* Files from before the cache had types do not say it. */
+static lvr_status kv_type_from_yaml(const lvr_yaml_node *map, lvr_run_conditions *c, lvr_error *err)
+{
+    if (lvr_yaml_find(map, "kv_type"))
+        return get_text(map, "kv_type", c->kv_type, sizeof c->kv_type, err);
+    memcpy(c->kv_type, default_kv_type, sizeof default_kv_type);
+    return LVR_OK;
 }
 
 /* Runs without an accelerator do not have the mapping. */
@@ -52,10 +63,11 @@ lvr_status lvr_run_conditions_from_yaml(const lvr_yaml_node *map, lvr_run_condit
     if ((st = get_u32(map, "threads", 1, 64, &c.threads, err)) != LVR_OK ||
         (st = get_u32(map, "depth", 1, LVR_FLASH_MAX_DEPTH, &c.depth, err)) != LVR_OK ||
         (st = get_text(map, "cpu_level", c.cpu_level, sizeof c.cpu_level, err)) != LVR_OK ||
+        (st = kv_type_from_yaml(map, &c, err)) != LVR_OK ||
         (st = get_text(map, "emulated", c.emulated, sizeof c.emulated, err)) != LVR_OK ||
         (st = lvr_yaml_get_double(map, "emulate_scale", 1e-6, 1.0, &c.emulate_scale, err)) != LVR_OK ||
         (st = get_u32(map, "n_ctx", 1, 1u << 24, &c.n_ctx, err)) != LVR_OK ||
-        (st = get_u32(map, "prefill_chunk", 1, LVR_MAX_VERIFY_NODES, &c.prefill_chunk, err)) != LVR_OK ||
+        (st = get_u32(map, "prefill_chunk", 1, LVR_MAX_PREFILL_ROWS, &c.prefill_chunk, err)) != LVR_OK ||
         (st = get_u32(map, "max_rows", 1, LVR_MAX_VERIFY_NODES, &c.max_rows, err)) != LVR_OK ||
         (st = lvr_yaml_get_double(map, "temperature", 0.0, 100.0, &c.temperature, err)) != LVR_OK ||
         (st = get_u32(map, "top_k", 0, UINT32_MAX, &c.top_k, err)) != LVR_OK ||
@@ -81,6 +93,7 @@ void lvr_run_conditions_to_yaml(const lvr_run_conditions *c, lvr_yaml_out *y)
     lvr_yaml_out_u64(y, "threads", c->threads);
     lvr_yaml_out_u64(y, "depth", c->depth);
     lvr_yaml_out_str(y, "cpu_level", c->cpu_level);
+    lvr_yaml_out_str(y, "kv_type", c->kv_type[0] ? c->kv_type : default_kv_type);
     lvr_yaml_out_str(y, "emulated", c->emulated);
     lvr_yaml_out_double(y, "emulate_scale", c->emulate_scale);
     if (c->emulated[0] != '\0') {

@@ -14,6 +14,7 @@ typedef struct lvr_run_conditions {
     uint32_t threads;
     uint32_t depth; /* reads in flight on the real device */
     char cpu_level[16];
+    char kv_type[8];                 /* of both KV caches: "f16", "q8_0"; "": f16 */
     char emulated[64];               /* flash preset name or "" */
     double emulate_scale;            /* 1 unless the preset was scaled */
     lvr_flash_params emulated_flash; /* after scaling; only if emulated[0] */

@@ -18,6 +18,7 @@
  */
 #include "costmodel/core/round.h"
 
+#include "common/minmax.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,11 +45,11 @@ struct lvr_round {
     lvr_policy_scratch *scratch;
     uint32_t expand[LVR_MAX_EXPANSIONS], n_expand, n_expanded, n_steps, branch;
     double draft_ns;
-    lvr_row *draft_rows;
+    lvr_row *draft_rows; /* [prefill_chunk + LVR_MAX_EXPANSIONS]: catch-up, then nodes to expand */
 
     /* verification */
     bool prefill;
-    lvr_row pass_rows[LVR_MAX_VERIFY_NODES];
+    lvr_row *pass_rows; /* of a tree or of a prompt: [the larger of max_rows, prefill_chunk] */
     uint32_t chosen[LVR_MAX_VERIFY_NODES]; /* tree node of each pass row */
     uint32_t n_rows, layer;
     lvr_unit unit;
@@ -57,7 +58,7 @@ struct lvr_round {
         draft_out; /* the draft's part of this prompt pass: to be ordered with layer 0; outstanding */
 
     /* walk and commit */
-    uint32_t kept[LVR_MAX_VERIFY_NODES], n_kept;
+    uint32_t *kept, n_kept; /* as many as pass_rows */
     int32_t kept_draft[LVR_MAX_VERIFY_NODES];
     uint32_t n_kept_draft;
     int32_t tokens[LVR_MAX_VERIFY_NODES];
@@ -75,11 +76,6 @@ struct lvr_round {
     lvr_action *queue;
     uint32_t q_head, q_len, q_cap;
 };
-
-static uint32_t min_u32(uint32_t a, uint32_t b)
-{
-    return a < b ? a : b;
-}
 
 static lvr_action *push(lvr_round *m, lvr_action_kind kind)
 {
@@ -99,9 +95,7 @@ bool lvr_round_next(lvr_round *m, lvr_action *ret_action)
     return true;
 }
 
-/* ---- reads
- * ----------------------------------------------------------------------------------------------------------
- */
+/* ---- reads ---- */
 
 static uint32_t slices_of(const lvr_geometry *g, uint32_t layer)
 {
@@ -126,7 +120,7 @@ static void issue_layer(lvr_round *m)
         a->read.slice = i;
         a->read.slot = slot;
         a->read.offset = offset;
-        a->read.bytes = left < g->slice_bytes ? left : g->slice_bytes;
+        a->read.bytes = lvr_min_u64(left, g->slice_bytes);
         a->read.round = k / m->n_streamed;
     }
 }
@@ -180,14 +174,13 @@ static lvr_status on_slice_ready(lvr_round *m, uint64_t seq, lvr_error *err)
                     (unsigned long long)seq);
 }
 
-/* ---- drafting
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- drafting ---- */
 
 static uint32_t max_depth(const lvr_round *m)
 {
     const uint32_t wanted = m->n_predict - m->n_generated - 1;
     const uint32_t room = m->config.n_ctx - m->n_seq;
-    return min_u32(min_u32(wanted, room), LVR_MAX_DEPTH);
+    return lvr_min_u32(lvr_min_u32(wanted, room), LVR_MAX_DEPTH);
 }
 
 static lvr_policy_view view_of(const lvr_round *m)
@@ -314,8 +307,7 @@ static lvr_status on_draft_done(lvr_round *m, const lvr_event *event, lvr_error 
     return draft_or_verify(m, err);
 }
 
-/* ---- verification
- * --------------------------------------------------------------------------------------------------- */
+/* ---- verification ---- */
 
 static void try_layer(lvr_round *m)
 {
@@ -398,7 +390,7 @@ static void begin_prompt_pass(lvr_round *m)
 {
     const uint32_t left = m->n_seq - 1 - m->target_cached;
     m->prefill = true;
-    m->n_rows = min_u32(left, m->config.prefill_chunk);
+    m->n_rows = lvr_min_u32(left, m->config.prefill_chunk);
     for (uint32_t r = 0; r < m->n_rows; r++) {
         const uint32_t pos = m->target_cached + r;
         m->pass_rows[r] =
@@ -428,8 +420,7 @@ static lvr_status next_pass(lvr_round *m, lvr_error *err)
     return begin_draft(m, err);
 }
 
-/* ---- walk and commit
- * ------------------------------------------------------------------------------------------------ */
+/* ---- walk and commit ---- */
 
 static void push_head(lvr_round *m, uint32_t row)
 {
@@ -535,7 +526,16 @@ static void push_done(lvr_round *m, lvr_stop stop)
     push(m, LVR_ACT_DONE)->done.stop = stop;
 }
 
-static lvr_status on_commit_done(lvr_round *m, lvr_error *err)
+static lvr_stop stop_reason(const lvr_round *m, bool asked)
+{
+    if (asked)
+        return LVR_STOP_HOST;
+    if (m->stopped_by_eos)
+        return LVR_STOP_EOS;
+    return m->n_generated >= m->n_predict ? LVR_STOP_LENGTH : LVR_STOP_CONTEXT;
+}
+
+static lvr_status on_commit_done(lvr_round *m, bool stop, lvr_error *err)
 {
     if (m->phase != COMMITTING)
         return lvr_fail(err, LVR_ERR_INVARIANT, "round machine: no commit is outstanding");
@@ -544,18 +544,15 @@ static lvr_status on_commit_done(lvr_round *m, lvr_error *err)
         m->draft_cached += m->n_kept_draft;
         memcpy(m->seq + m->n_seq, m->tokens, m->n_tokens * sizeof m->tokens[0]);
         m->n_seq += m->n_tokens;
-        if (m->stopped_by_eos || m->n_generated >= m->n_predict || m->n_seq > m->config.n_ctx) {
-            push_done(m, m->stopped_by_eos                ? LVR_STOP_EOS
-                         : m->n_generated >= m->n_predict ? LVR_STOP_LENGTH
-                                                          : LVR_STOP_CONTEXT);
+        if (stop || m->stopped_by_eos || m->n_generated >= m->n_predict || m->n_seq > m->config.n_ctx) {
+            push_done(m, stop_reason(m, stop));
             return LVR_OK;
         }
     }
     return next_pass(m, err);
 }
 
-/* ---- interface
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- interface ---- */
 
 lvr_status lvr_round_step(lvr_round *m, const lvr_event *event, lvr_error *err)
 {
@@ -579,7 +576,7 @@ lvr_status lvr_round_step(lvr_round *m, const lvr_event *event, lvr_error *err)
     case LVR_EV_HEAD_DONE:
         return on_head_done(m, event->head.token, err);
     case LVR_EV_COMMIT_DONE:
-        return on_commit_done(m, err);
+        return on_commit_done(m, event->commit.stop, err);
     }
     return lvr_fail(err, LVR_ERR_INVARIANT, "round machine: unknown event %d", (int)event->kind);
 }
@@ -610,10 +607,12 @@ lvr_status lvr_round_begin(lvr_round *m, uint64_t request, const int32_t *prompt
 static lvr_status check_config(const lvr_round_config *c, lvr_error *err)
 {
     const lvr_geometry *g = c->geometry;
-    if (c->max_rows == 0 || c->max_rows > LVR_MAX_VERIFY_NODES || c->prefill_chunk == 0 ||
-        c->prefill_chunk > LVR_MAX_VERIFY_NODES)
-        return lvr_fail(err, LVR_ERR_CONFIG, "rows of a pass: expected 1 to %u, found %u (prompt chunk %u)",
-                        LVR_MAX_VERIFY_NODES, c->max_rows, c->prefill_chunk);
+    if (c->max_rows == 0 || c->max_rows > LVR_MAX_VERIFY_NODES)
+        return lvr_fail(err, LVR_ERR_CONFIG, "rows of a verification pass: expected 1 to %u, found %u",
+                        LVR_MAX_VERIFY_NODES, c->max_rows);
+    if (c->prefill_chunk == 0 || c->prefill_chunk > LVR_MAX_PREFILL_ROWS)
+        return lvr_fail(err, LVR_ERR_CONFIG, "rows of a prompt pass: expected 1 to %u, found %u",
+                        LVR_MAX_PREFILL_ROWS, c->prefill_chunk);
     if (g->n_layers == 0 || g->n_layers > LVR_MAX_LAYERS || g->ring_slots == 0 ||
         g->ring_slots > LVR_MAX_RING_SLOTS || g->slice_bytes == 0)
         return lvr_fail(err, LVR_ERR_CONFIG,
@@ -640,7 +639,7 @@ static void list_streamed(lvr_round *m)
         m->instance_of[l] = m->n_streamed;
         m->streamed[m->n_streamed++] = l;
         const uint32_t n = slices_of(g, l);
-        m->max_slices = n > m->max_slices ? n : m->max_slices;
+        m->max_slices = lvr_max_u32(m->max_slices, n);
     }
 }
 
@@ -657,11 +656,14 @@ lvr_status lvr_round_new(const lvr_round_config *config, lvr_round **ret_machine
     m->seq_cap = config->n_ctx + LVR_MAX_DEPTH + 2;
     m->q_cap = config->geometry->ring_slots * m->max_slices + 4;
     m->seq = calloc(m->seq_cap, sizeof m->seq[0]);
-    m->draft_rows = calloc(LVR_MAX_DRAFT_ROWS, sizeof m->draft_rows[0]);
+    const uint32_t rows = lvr_max_u32(config->max_rows, config->prefill_chunk);
+    m->draft_rows = calloc((size_t)config->prefill_chunk + LVR_MAX_EXPANSIONS, sizeof m->draft_rows[0]);
+    m->pass_rows = calloc(rows, sizeof m->pass_rows[0]);
+    m->kept = calloc(rows, sizeof m->kept[0]);
     m->slice_ready = calloc((size_t)config->geometry->ring_slots * m->max_slices, sizeof m->slice_ready[0]);
     m->queue = calloc(m->q_cap, sizeof m->queue[0]);
     m->scratch = lvr_policy_scratch_new();
-    if (!m->seq || !m->draft_rows || !m->slice_ready || !m->queue || !m->scratch)
+    if (!m->seq || !m->draft_rows || !m->pass_rows || !m->kept || !m->slice_ready || !m->queue || !m->scratch)
         st = lvr_fail(err, LVR_ERR_NOMEM, "out of memory for the round machine");
     else
         st = lvr_tree_init(&m->tree, LVR_MAX_TREE_NODES, err);
@@ -682,6 +684,8 @@ void lvr_round_free(lvr_round *m)
     free(m->queue);
     free(m->slice_ready);
     free(m->draft_rows);
+    free(m->pass_rows);
+    free(m->kept);
     free(m->seq);
     free(m);
 }

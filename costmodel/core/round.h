@@ -3,10 +3,12 @@
  * actions, the simulator prices them; which actions come, and in which order within their kind, depends on
  * events' contents only, never on their timing.
  *
- *   request ──▶ DRAFT steps (catch-up rows, then the policy's frontier) ──▶ LAYER 0..L-1 (rows of the chosen
- * tree) ▲            policy says "enough": select rows                           each as soon as its slices
- * are ready │                                                                                     │ └──
- * COMMIT accepted path + target's own token ◀── HEAD along the accepted path, lazily┘
+ *   request ──▶ DRAFT steps ──▶ LAYER 0..L-1 ──▶ HEAD ... HEAD ──▶ COMMIT ──▶ next round, or DONE
+ *
+ *   DRAFT   catch-up rows, then the policy's frontier, until the policy says "enough"; then rows are selected
+ *   LAYER   the rows of the chosen tree, each layer as soon as its slices are ready
+ *   HEAD    along the path being accepted, lazily
+ *   COMMIT  the accepted path and the target's own token
  *
  * A prompt is the same thing without a tree: passes of at most prefill_chunk rows and no HEAD; the prompt's
  * last token is the first round's root.
@@ -24,28 +26,32 @@
  * The policy is asked inside lvr_round_step of DRAFT_DONE and of COMMIT_DONE (or in lvr_round_begin). Hosts
  * account the time of those calls as one LVR_OP_PLAN each, with rows = lvr_round_tree()->n afterwards.
  *
- * Numbered laws (tests carry the names):
+ * Laws (tests carry the names):
  *   ROUND-ORDER   a layer's LAYER action comes after SLICE_READY of all its slices and after LAYER_DONE of
- * the one before ROUND-RING    never more than ring_slots layers are staged or being read ROUND-BYTES   each
- * pass consumes exactly lvr_geometry_stream_bytes bytes ROUND-TOKENS  committed tokens of a round = accepted
- * nodes + 1 ROUND-UNIT    all layers of a pass run on one unit; a DRAFT action is outstanding together with a
- * LAYER action only in a prompt pass on the accelerator
+ *                 the one before
+ *   ROUND-RING    never more than ring_slots layers are staged or being read
+ *   ROUND-BYTES   each pass consumes exactly lvr_geometry_stream_bytes bytes
+ *   ROUND-TOKENS  committed tokens of a round = accepted nodes + 1
+ *   ROUND-UNIT    all layers of a pass run on one unit; a DRAFT action is outstanding together with a LAYER
+ *                 action only in a prompt pass on the accelerator
  */
 #ifndef LVR_CORE_ROUND_H
 #define LVR_CORE_ROUND_H
 
 #include "costmodel/core/policy.h"
 
-typedef struct lvr_round lvr_round; /* the machine; one per sequence, not thread safe */
+/* Rows of a prompt pass if none are asked for. With streamed layers each pass reads them all, so that few
+ * passes are better; with resident ones more rows cost only memory. */
+#define LVR_PREFILL_CHUNK_RESIDENT 128u
+#define LVR_PREFILL_CHUNK_STREAMED 512u
 
-/* Rows of one DRAFT action: catch-up (at most prefill_chunk) and nodes to expand. */
-#define LVR_MAX_DRAFT_ROWS (LVR_MAX_VERIFY_NODES + LVR_MAX_EXPANSIONS)
+typedef struct lvr_round lvr_round; /* the machine; one per sequence, not thread safe */
 
 typedef struct lvr_round_config {
     const lvr_policy *policy;     /* outlives the machine */
     const lvr_geometry *geometry; /* outlives the machine */
     uint32_t n_ctx;               /* positions the target's KV cache holds */
-    uint32_t prefill_chunk;       /* rows of a prompt pass, 1..LVR_MAX_VERIFY_NODES */
+    uint32_t prefill_chunk;       /* rows of a prompt pass, 1..LVR_MAX_PREFILL_ROWS */
     uint32_t max_rows;            /* rows of a verification pass, 1..LVR_MAX_VERIFY_NODES */
     int32_t eos_token;            /* -1: never stop early */
     const int32_t *more_eos;      /* other tokens that end a text, [n_more_eos]; outlive the machine */
@@ -62,7 +68,13 @@ typedef enum lvr_action_kind {
     LVR_ACT_DONE,   /* the request is finished */
 } lvr_action_kind;
 
-typedef enum lvr_stop { LVR_STOP_LENGTH, LVR_STOP_EOS, LVR_STOP_CONTEXT } lvr_stop;
+typedef enum lvr_stop {
+    LVR_STOP_LENGTH,
+    LVR_STOP_EOS,
+    LVR_STOP_CONTEXT,
+    LVR_STOP_HOST,        /* asked for with LVR_EV_COMMIT_DONE */
+    LVR_STOP_INTERRUPTED, /* a host's own word for a request that was cut short; never the machine's */
+} lvr_stop;
 
 /* A row of a draft step or of a target pass. */
 typedef struct lvr_row {
@@ -85,7 +97,7 @@ typedef struct lvr_action {
             uint64_t round; /* the pass that will consume it */
         } read;
         struct {
-            const lvr_row *rows;
+            const lvr_row *rows; /* catch-up (at most prefill_chunk), then nodes to expand */
             uint32_t n_rows;
             uint32_t n_expand; /* the last n_expand rows are tree nodes whose children are wanted */
             uint32_t branch;   /* children per expanded node */
@@ -141,6 +153,9 @@ typedef struct lvr_event {
         struct {
             int32_t token; /* the target's own token at that row */
         } head;
+        struct {
+            bool stop; /* no more tokens are wanted: DONE follows (not of a prompt pass) */
+        } commit;
     };
 } lvr_event;
 

@@ -10,9 +10,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define LVR_MAX_VERIFY_NODES 256u /* rows of one verification pass, the root included */
-#define LVR_MAX_EXPANSIONS 256u   /* nodes of one round whose children the draft has computed */
-#define LVR_MAX_BRANCH 16u        /* children kept per expanded node */
+#define LVR_MAX_VERIFY_NODES 256u  /* rows of one verification pass, the root included */
+#define LVR_MAX_PREFILL_ROWS 4096u /* rows of one prompt pass: a chain of committed tokens, no tree */
+#define LVR_MAX_EXPANSIONS 256u    /* nodes of one round whose children the draft has computed */
+#define LVR_MAX_BRANCH 16u         /* children kept per expanded node */
 #define LVR_MAX_TREE_NODES (1u + LVR_MAX_EXPANSIONS * LVR_MAX_BRANCH)
 #define LVR_MAX_DEPTH 64u
 

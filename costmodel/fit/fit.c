@@ -3,6 +3,7 @@
 #include "costmodel/fit/fit.h"
 
 #include "common/log.h"
+#include "common/rng.h"
 #include "costmodel/fit/fit_parts.h"
 #include "costmodel/fit/spans.h"
 
@@ -26,7 +27,9 @@ typedef struct collection {
     samples npu;              /* lvr_npu_sample: layers on an accelerator */
     samples flash;            /* lvr_flash_sample */
     samples acceptance;       /* lvr_acceptance_sample */
-    samples wake;             /* lvr_op_sample, rows 1 */
+    samples hazards;          /* lvr_acceptance_sample: those none of whose better siblings was taken */
+    lvr_rank_counts ranks;
+    samples wake; /* lvr_op_sample, rows 1 */
     uint64_t host_ns[LVR_OP_COUNT];
     bool buffered; /* some reads went through the page cache */
     bool has_timing, has_oracle;
@@ -44,6 +47,7 @@ static void collection_init(collection *c)
     c->npu.item_bytes = sizeof(lvr_npu_sample);
     c->flash.item_bytes = sizeof(lvr_flash_sample);
     c->acceptance.item_bytes = sizeof(lvr_acceptance_sample);
+    c->hazards.item_bytes = sizeof(lvr_acceptance_sample);
     c->wake.item_bytes = sizeof(lvr_op_sample);
 }
 
@@ -54,6 +58,7 @@ static void collection_free(collection *c)
     free(c->npu.items);
     free(c->flash.items);
     free(c->acceptance.items);
+    free(c->hazards.items);
     free(c->wake.items);
 }
 
@@ -158,6 +163,8 @@ static lvr_status check_conditions(const char *pa, const lvr_run_conditions *a, 
         {"top_p", a->top_p, b->top_p},
     };
     lvr_status st = differs_text("CPU level", pa, a->cpu_level, pb, b->cpu_level, err);
+    if (!st)
+        st = differs_text("KV type", pa, a->kv_type, pb, b->kv_type, err);
     if (!st)
         st = differs_text("flash emulation", pa, a->emulated, pb, b->emulated, err);
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0] && !st; i++)
@@ -349,10 +356,45 @@ static lvr_status add_timing(lvr_trace *t, collection *c, lvr_cost_model *m, lvr
  * ------------------------------------------------------------------------------------------------------------
  */
 
+static uint32_t counted_depth(uint32_t depth)
+{
+    return depth < LVR_CALIBRATION_MAX_DEPTHS ? depth : LVR_CALIBRATION_MAX_DEPTHS - 1;
+}
+
+/* What the better siblings leave to the next one. */
+typedef struct siblings {
+    int32_t parent;
+    double left; /* of the draft's probability */
+    bool taken;
+} siblings;
+
+/* A child of a parent whose fate is known. Siblings come together, best first. */
+static lvr_status add_child(const lvr_rec_tree *v, siblings *s, collection *c, lvr_error *err)
+{
+    lvr_acceptance_sample sample = {.q = v->p_draft,
+                                    .accepted = v->on_path != 0,
+                                    .depth = (uint16_t)(v->depth - 1u),
+                                    .rank = v->rank,
+                                    .fold = (uint32_t)(lvr_mix64(v->request) >> 32)};
+    if (v->parent != s->parent)
+        *s = (siblings){.parent = v->parent, .left = 1.0};
+    if (v->rank < LVR_MAX_BRANCH) {
+        c->ranks.n_ranks = c->ranks.n_ranks > v->rank ? c->ranks.n_ranks : v->rank + 1u;
+        c->ranks.taken[counted_depth(v->depth - 1u)][v->rank] += sample.accepted;
+    }
+    lvr_status st = add_sample(&c->acceptance, &sample, err);
+    const bool possible = !s->taken && s->left > 0.0;
+    s->taken |= sample.accepted;
+    sample.q = possible ? fmin(1.0, sample.q / s->left) : 0.0;
+    s->left -= v->p_draft;
+    return st || !possible ? st : add_sample(&c->hazards, &sample, err);
+}
+
 /* A tree's nodes stand together, parents first. */
 static lvr_status add_tree(lvr_trace *t, const lvr_rec_tree *nodes, size_t n, collection *c, lvr_error *err)
 {
     lvr_status st = LVR_OK;
+    siblings s = {.parent = -1};
     for (size_t i = 1; i < n && !st; i++) {
         const lvr_rec_tree *v = &nodes[i];
         if (v->parent < 0 || (uint32_t)v->parent >= i || nodes[v->parent].node != (uint32_t)v->parent)
@@ -363,9 +405,11 @@ static lvr_status add_tree(lvr_trace *t, const lvr_rec_tree *nodes, size_t n, co
         const lvr_rec_tree *parent = &nodes[v->parent];
         if (!parent->on_path || !parent->expanded)
             continue; /* its fate, had its parent been taken, is not known */
-        const lvr_acceptance_sample sample = {.q = v->p_draft, .accepted = v->on_path != 0};
-        st = add_sample(&c->acceptance, &sample, err);
+        st = add_child(v, &s, c, err);
     }
+    for (size_t i = 0; i < n && !st; i++)
+        if (nodes[i].on_path && nodes[i].expanded)
+            c->ranks.parents[counted_depth(nodes[i].depth)]++;
     return st;
 }
 
@@ -570,12 +614,22 @@ static lvr_status fit_acceptance(const collection *c, lvr_cost_model *m, lvr_err
                 "no oracle trace was given: draft probabilities are taken as they are (not calibrated)");
         return LVR_OK;
     }
-    const lvr_status st =
+    lvr_fit_term crossed = {0};
+    lvr_status st =
         lvr_fit_calibration(c->acceptance.items, c->acceptance.n, MAX_KNOTS, &m->calibration, &term, err);
+    if (!st)
+        st = lvr_fit_groups(c->hazards.items, c->hazards.n, &m->calibration, &crossed, err);
     if (st) {
         lvr_error_prefix(err, "%s", c->oracle_path);
         return st;
     }
+    describe(&crossed, "acceptance_cross",
+             crossed.n > 0
+                 ? "by depth and rank where that predicts better; residuals of texts left out, over 20 levels"
+                 : "not judged: no texts could be left out, more prompts are needed; one map for all depths "
+                   "and ranks");
+    *new_term(m, "acceptance_cross") = crossed;
+    lvr_fit_by_rank(&c->ranks, &m->calibration);
     describe(&term, "acceptance",
              "isotonic in the draft's probability, linear between knots; residuals per knot");
     *new_term(m, "acceptance") = term;

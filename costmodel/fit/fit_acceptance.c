@@ -227,3 +227,25 @@ out:
     free(levels);
     return st;
 }
+
+enum { PRIOR_PARENTS = 32 }; /* as many parents of the rate over all depths are added to each depth */
+
+void lvr_fit_by_rank(const lvr_rank_counts *counts, lvr_calibration *ret)
+{
+    double parents = 0, taken[LVR_MAX_BRANCH] = {0};
+    uint32_t n_depths = 0;
+    for (uint32_t d = 0; d < LVR_CALIBRATION_MAX_DEPTHS; d++) {
+        parents += counts->parents[d];
+        n_depths = counts->parents[d] > 0 ? d + 1 : n_depths;
+        for (uint32_t r = 0; r < counts->n_ranks; r++)
+            taken[r] += counts->taken[d][r];
+    }
+    if (n_depths == 0 || counts->n_ranks == 0)
+        return;
+    ret->n_depths = n_depths;
+    ret->n_ranks = counts->n_ranks;
+    for (uint32_t d = 0; d < n_depths; d++)
+        for (uint32_t r = 0; r < counts->n_ranks; r++)
+            ret->by_rank[d][r] = (counts->taken[d][r] + PRIOR_PARENTS * taken[r] / parents) /
+                                 (counts->parents[d] + PRIOR_PARENTS);
+}

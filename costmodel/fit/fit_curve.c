@@ -19,7 +19,7 @@
 #include <string.h>
 
 enum {
-    MAX_BINS = 16,
+    MAX_BINS = 20,
     BIN_SAMPLES = 512, /* per bin in the regression: more does not change a shape, but costs time */
     ROBUST_ITERATIONS = 200,
 };
@@ -27,7 +27,9 @@ enum {
 /* Samples that a bin's own mean must outweigh before it counts against the mean of all bins. */
 static const double BIN_PRIOR = 64.0;
 
-static const uint32_t ladder[MAX_BINS] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256};
+static const uint32_t ladder[MAX_BINS] = {1,  2,  3,  4,   6,   8,   12,  16,   24,   32,
+                                          48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096};
+_Static_assert(MAX_BINS <= LVR_CURVE_MAX_KNOTS, "a curve holds all bins");
 
 typedef struct bin {
     size_t first, n; /* in the sorted samples */
@@ -196,18 +198,23 @@ static void medians(const bin *bins, uint32_t n_bins, double *coef)
     coef[n_bins] = 0.0;
 }
 
-/* The size of the context column, or 0 if context hardly varies in the samples: its price could not be told
- * from the spline's. */
-static double context_unit(const indexed_sample *s, size_t n)
+/* The size of the context column, or 0 if context hardly varies among samples of like rows: its price could
+ * not be told from the spline's (a prompt in one pass at position 0, say, and all rounds far behind it). */
+static double context_unit(const indexed_sample *s, const bin *bins, uint32_t n_bins)
 {
-    double lo = INFINITY, hi = 0, largest = 0;
-    for (size_t i = 0; i < n; i++) {
-        const double ctx = s[i].s.context;
-        lo = fmin(lo, ctx);
-        hi = fmax(hi, ctx);
-        largest = fmax(largest, ctx * s[i].s.rows);
+    double largest = 0;
+    bool varies = false;
+    for (uint32_t k = 0; k < n_bins; k++) {
+        double lo = INFINITY, hi = 0;
+        for (size_t i = bins[k].first; i < bins[k].first + bins[k].n; i++) {
+            const double ctx = s[i].s.context;
+            lo = fmin(lo, ctx);
+            hi = fmax(hi, ctx);
+            largest = fmax(largest, ctx * s[i].s.rows);
+        }
+        varies = varies || (hi - lo >= 16.0 && hi > 1.25 * lo);
     }
-    return hi - lo >= 16.0 && hi > 1.25 * lo ? largest : 0.0;
+    return varies ? largest : 0.0;
 }
 
 static lvr_status fit_shape(const indexed_sample *s, const bin *bins, uint32_t n_bins, double ctx_unit,
@@ -304,7 +311,7 @@ lvr_status lvr_fit_op(const lvr_op_sample *samples, size_t n, bool uses_context,
         goto out;
     }
     const uint32_t n_bins = make_bins(s, n, scratch, bins);
-    st = fit_shape(s, bins, n_bins, uses_context ? context_unit(s, n) : 0.0, coef, err);
+    st = fit_shape(s, bins, n_bins, uses_context ? context_unit(s, bins, n_bins) : 0.0, coef, err);
     if (st)
         goto out;
     to_cost(bins, n_bins, coef, &cost);

@@ -56,8 +56,10 @@ lvr_status lvr_fit_flash(const lvr_flash_sample *samples, size_t n, lvr_flash_pa
  */
 
 typedef struct lvr_acceptance_sample {
-    double q;      /* the draft's conditional probability */
-    bool accepted; /* the target took the token (it had taken the parent) */
+    double q;             /* the draft's conditional probability */
+    bool accepted;        /* the target took the token (it had taken the parent) */
+    uint16_t depth, rank; /* of the parent; of the token among its siblings */
+    uint32_t fold;        /* samples of one text share it: what is left out together when judging */
 } lvr_acceptance_sample;
 
 /* Isotonic regression by pooling adjacent violators: fit[] is the ascending sequence nearest to y[] by
@@ -66,6 +68,28 @@ lvr_status lvr_isotonic(const double *y, const double *weight, size_t n, double 
 /* Monotone calibration with at most max_knots knots. At least one sample. */
 lvr_status lvr_fit_calibration(const lvr_acceptance_sample *samples, size_t n, uint32_t max_knots,
                                lvr_calibration *ret, lvr_fit_term *ret_term, lvr_error *err);
+
+/* Hazards (calibration.h) by depth and rank: samples are of tokens none of whose better siblings was taken, q
+ * under the same condition. A map of all, and maps of their own for depths and ranks where the data supports
+ * them: isotonic or Platt's logistic, if one predicts folds that were left out better. Fills n_groups and
+ * group. *ret_term: predictions of left-out folds, over twenty levels; n is 0 if there
+ * was nothing to predict them from (one text). At least one sample. */
+lvr_status lvr_fit_groups(const lvr_acceptance_sample *samples, size_t n, lvr_calibration *ret,
+                          lvr_fit_term *ret_term, lvr_error *err);
+/* Logistic regression p = 1 / (1 + exp(-(a + b * logit(q)))), b >= 0, with Platt's smoothed targets. */
+void lvr_fit_platt(const lvr_acceptance_sample *samples, size_t n, double *ret_a, double *ret_b);
+
+/* What became of the children of nodes that the target took, by depth of the parent (the last row: that deep
+ * or deeper) and rank of the child. */
+typedef struct lvr_rank_counts {
+    double parents[LVR_CALIBRATION_MAX_DEPTHS];
+    double taken[LVR_CALIBRATION_MAX_DEPTHS][LVR_MAX_BRANCH];
+    uint32_t n_ranks; /* ranks recorded */
+} lvr_rank_counts;
+
+/* Fills n_depths, n_ranks and by_rank. Depths of few parents lean on the rate over all depths. Without any
+ * parent nothing is filled. */
+void lvr_fit_by_rank(const lvr_rank_counts *counts, lvr_calibration *ret);
 
 /* ---- shared
  * ----------------------------------------------------------------------------------------------------------------

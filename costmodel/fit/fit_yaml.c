@@ -87,7 +87,10 @@ lvr_status lvr_cost_model_format(const lvr_cost_model *m, lvr_buf *out, lvr_erro
     lvr_yaml_out_double(&y, "wake_ns", m->wake_ns);
     if (m->calibration.n > 0) {
         lvr_yaml_out_comment(
-            &y, "The target takes a token to which the draft gave probability q with probability p.");
+            &y,
+            "The target takes a token to which the draft gave probability q with probability p. groups: "
+            "the same by depth and rank, given that no better sibling is taken. by_rank: the draft's best, "
+            "second best, ... token, by depth of its parent.");
         lvr_yaml_out_map(&y, "calibration");
         lvr_calibration_to_yaml(&m->calibration, &y);
         lvr_yaml_out_end(&y);

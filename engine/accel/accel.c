@@ -7,8 +7,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const lvr_accel_back_end *const back_ends[] = {&lvr_accel_null, &lvr_accel_matrix};
-#define N_BACK_ENDS (sizeof back_ends / sizeof back_ends[0])
+#define BACK_END(name) &lvr_accel_##name,
+#define CHOICE(name) #name,
+#define OR_NAME(name) " or " #name
+
+#define N_BACK_ENDS LVR_ACCEL_BACK_END_COUNT
+static const lvr_accel_back_end *const back_ends[N_BACK_ENDS] = {LVR_ACCEL_BACK_ENDS(BACK_END)};
+const char *const lvr_accel_choices[N_BACK_ENDS + 2] = {"none", LVR_ACCEL_BACK_ENDS(CHOICE) NULL};
+const char *const lvr_accel_names = &LVR_ACCEL_BACK_ENDS(OR_NAME)[sizeof " or " - 1];
 
 /* A matrix unit's tile holds 16 rows: 1 row costs what 16 do. */
 static const uint32_t buckets[] = {16, 32, 64, 128, 256};
@@ -26,7 +32,7 @@ static lvr_status find(const char *name, const lvr_accel_back_end **ret, lvr_err
         return LVR_OK;
     }
     const char *near = lvr_closest_name(name, names, N_BACK_ENDS);
-    return lvr_fail(err, LVR_ERR_CONFIG, "accelerator: expected " LVR_ACCEL_NAMES ", found '%s'%s%s%s", name,
+    return lvr_fail(err, LVR_ERR_CONFIG, "accelerator: expected %s, found '%s'%s%s%s", lvr_accel_names, name,
                     near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
 }
 

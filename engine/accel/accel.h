@@ -26,7 +26,13 @@ typedef struct lvr_accel_graph lvr_accel_graph; /* immutable */
 typedef uint64_t lvr_accel_ticket;              /* 1, 2, 3, ... as submitted */
 
 #define LVR_ACCEL_MAX_DELAY_NS UINT64_C(1000000000)
-#define LVR_ACCEL_NAMES "null or matrix"
+/* The back ends, by name: options, messages and accel.c's table come from this list. */
+#define LVR_ACCEL_BACK_ENDS(X) X(null) X(matrix)
+#define LVR_ACCEL_COUNT_ONE(name) +1
+enum { LVR_ACCEL_BACK_END_COUNT = 0 LVR_ACCEL_BACK_ENDS(LVR_ACCEL_COUNT_ONE) };
+/* Choices of an option: "none", then the back ends, then NULL. */
+extern const char *const lvr_accel_choices[LVR_ACCEL_BACK_END_COUNT + 2];
+extern const char *const lvr_accel_names; /* "null or matrix", for messages */
 
 typedef struct lvr_accel_config {
     const char *name;

@@ -2,6 +2,7 @@
 #include "engine/flash/flash.h"
 
 #include "common/clock.h"
+#include "common/hugemem.h"
 #include "common/rng.h"
 #include "common/stats.h"
 #include <inttypes.h>
@@ -11,35 +12,45 @@
 
 #define FIRST_SAMPLES 1024u
 #define WARM_NS 200000000u /* how long warm passes go on, unless two take longer */
+/* For finding a rate: sessions do so within their memory budget, before the ring is made. */
+#define RATE_BUFFER_BYTES (UINT64_C(32) << 20)
 
 /* Twice the depth is kept outstanding, so that the device has its next request before the consumer has woken
- * up. */
+ * up. Nobody looks at what is read: requests may share a place. */
 typedef struct pump {
     lvr_flash *flash;
-    uint8_t *buffers;
-    uint32_t n_buffers;
+    uint8_t *buffer;
+    uint64_t buffer_bytes;
+    uint32_t n_requests; /* outstanding */
+    uint32_t n_places;   /* in the buffer */
     uint64_t request_bytes;
+    const atomic_bool *cancel; /* NULL: nothing cancels it */
 } pump;
 
-static lvr_status pump_open(const lvr_flash_config *config, uint64_t request_bytes, pump *ret, lvr_error *err)
+/* most_bytes: of buffer, as far as one request fits. */
+static lvr_status pump_open(const lvr_flash_config *config, uint64_t request_bytes, uint64_t most_bytes,
+                            bool unregistered, pump *ret, lvr_error *err)
 {
     if (request_bytes == 0 || request_bytes % LVR_FLASH_ALIGN)
         return lvr_fail(err, LVR_ERR_CONFIG,
                         "flash: expected requests of a multiple of %u bytes, found %" PRIu64, LVR_FLASH_ALIGN,
                         request_bytes);
-    pump p = {.n_buffers = 2 * config->depth, .request_bytes = request_bytes};
-    lvr_flash_config own = *config;
-    own.max_outstanding = p.n_buffers;
-    lvr_status status = lvr_flash_open(&own, &p.flash, err);
-    if (status != LVR_OK)
-        return status;
-    size_t total;
-    if (!__builtin_mul_overflow(request_bytes, p.n_buffers, &total))
-        p.buffers = aligned_alloc(LVR_FLASH_ALIGN, total);
-    if (!p.buffers) {
-        lvr_flash_close(p.flash);
+    pump p = {.n_requests = 2 * config->depth, .n_places = 1, .request_bytes = request_bytes};
+    while (p.n_places < p.n_requests && request_bytes <= most_bytes / (p.n_places + 1))
+        p.n_places++;
+    if (!__builtin_mul_overflow(request_bytes, p.n_places, &p.buffer_bytes))
+        p.buffer = lvr_huge_alloc(p.buffer_bytes);
+    if (!p.buffer)
         return lvr_fail(err, LVR_ERR_NOMEM, "flash: out of memory for %u buffers of %" PRIu64 " bytes",
-                        p.n_buffers, request_bytes);
+                        p.n_places, request_bytes);
+    lvr_flash_config own = *config;
+    own.max_outstanding = p.n_requests;
+    own.buffer = unregistered ? NULL : p.buffer;
+    own.buffer_bytes = p.buffer_bytes;
+    const lvr_status status = lvr_flash_open(&own, &p.flash, err);
+    if (status != LVR_OK) {
+        lvr_huge_free(p.buffer, p.buffer_bytes);
+        return status;
     }
     *ret = p;
     return LVR_OK;
@@ -48,19 +59,22 @@ static lvr_status pump_open(const lvr_flash_config *config, uint64_t request_byt
 static void pump_close(pump *p)
 {
     lvr_flash_close(p->flash);
-    free(p->buffers);
+    lvr_huge_free(p->buffer, p->buffer_bytes);
 }
 
-/* The buffer's number is the request's sequence number: it is free again once that has been taken. */
-static lvr_status pump_submit(pump *p, uint64_t buffer, uint64_t offset, lvr_error *err)
+/* The number of a request is one that no outstanding request has, below n_requests: it is free again once the
+ * request has been taken. */
+static lvr_status pump_submit(pump *p, uint64_t number, uint64_t offset, lvr_error *err)
 {
-    return lvr_flash_submit(p->flash, buffer, offset, p->request_bytes,
-                            p->buffers + buffer * p->request_bytes, err);
+    return lvr_flash_submit(p->flash, number, offset, p->request_bytes,
+                            p->buffer + number % p->n_places * p->request_bytes, err);
 }
 
 static lvr_status pump_wait(pump *p, lvr_flash_completion *ret, lvr_error *err)
 {
     lvr_flash_completion c = {0};
+    if (p->cancel && atomic_load_explicit(p->cancel, memory_order_relaxed))
+        return lvr_fail(err, LVR_ERR_INTERRUPTED, "interrupted while measuring the flash");
     lvr_status status = lvr_flash_wait(p->flash, &c, err);
     if (status != LVR_OK)
         return status;
@@ -85,7 +99,7 @@ static lvr_status stream(pump *p, uint64_t offset, uint64_t n_requests, double *
     const uint64_t begin = lvr_now_ns();
     uint64_t end = begin, submitted = 0;
     lvr_status status = LVR_OK;
-    for (; submitted < p->n_buffers && submitted < n_requests && status == LVR_OK; submitted++)
+    for (; submitted < p->n_requests && submitted < n_requests && status == LVR_OK; submitted++)
         status = pump_submit(p, submitted, offset + submitted * p->request_bytes, err);
     for (uint64_t taken = 0; taken < n_requests && status == LVR_OK; taken++) {
         lvr_flash_completion c = {0};
@@ -105,14 +119,14 @@ static lvr_status stream(pump *p, uint64_t offset, uint64_t n_requests, double *
 /* One pass, or (warm) one to warm the device and then as many as fit into a moment: the best of them, since a
  * neighbour that holds the disk up for a few milliseconds says nothing about the device. */
 static lvr_status read_rates(const lvr_flash_config *config, uint64_t offset, uint64_t bytes,
-                             uint64_t request_bytes, bool warm, double *ret_rate, bool *ret_direct,
-                             lvr_error *err)
+                             uint64_t request_bytes, bool warm, const atomic_bool *cancel, double *ret_rate,
+                             bool *ret_direct, lvr_error *err)
 {
     pump p;
-    lvr_status status = pump_open(config, request_bytes, &p, err);
+    lvr_status status = pump_open(config, request_bytes, RATE_BUFFER_BYTES, false, &p, err);
     if (status != LVR_OK)
         return status;
-    const uint64_t t0 = lvr_now_ns();
+    p.cancel = cancel;
     double best = 0;
     if (bytes < request_bytes)
         status =
@@ -121,6 +135,7 @@ static lvr_status read_rates(const lvr_flash_config *config, uint64_t offset, ui
                      config->path, bytes, request_bytes);
     if (status == LVR_OK)
         status = stream(&p, offset, bytes / request_bytes, &best, err);
+    const uint64_t t0 = lvr_now_ns();
     for (bool first = true; warm && status == LVR_OK && (first || lvr_now_ns() - t0 < WARM_NS);
          first = false) {
         double one = 0;
@@ -143,16 +158,16 @@ lvr_status lvr_flash_read_rate(const char *path, bool buffered, uint64_t offset,
                                bool *ret_direct, lvr_error *err)
 {
     const lvr_flash_config config = {.path = path, .buffered = buffered, .depth = depth};
-    return read_rates(&config, offset, bytes, request_bytes, false, ret_bytes_per_s, ret_direct, err);
+    return read_rates(&config, offset, bytes, request_bytes, false, NULL, ret_bytes_per_s, ret_direct, err);
 }
 
 lvr_status lvr_flash_warm_rate(const char *path, bool buffered, uint64_t offset, uint64_t bytes,
-                               uint64_t request_bytes, uint32_t depth, double *ret_bytes_per_s,
-                               lvr_error *err)
+                               uint64_t request_bytes, uint32_t depth, const atomic_bool *cancel,
+                               double *ret_bytes_per_s, lvr_error *err)
 {
     const lvr_flash_config config = {.path = path, .buffered = buffered, .depth = depth};
     bool direct;
-    return read_rates(&config, offset, bytes, request_bytes, true, ret_bytes_per_s, &direct, err);
+    return read_rates(&config, offset, bytes, request_bytes, true, cancel, ret_bytes_per_s, &direct, err);
 }
 
 lvr_status lvr_flash_check_emulation(const lvr_flash_params *preset, uint64_t request_bytes,
@@ -203,16 +218,23 @@ static bool samples_add(samples *s, double ns)
 typedef struct cell {
     pump *p;
     lvr_rng rng;
-    uint64_t n_blocks;
-    uint64_t begin_ns, end_ns, deadline_ns;
+    bool random;
+    uint64_t n_blocks, next_block;
+    uint64_t begin_ns, end_ns, deadline_ns, cpu_begin_ns;
     uint32_t outstanding;
     samples latency;
 } cell;
 
-static lvr_status cell_submit(cell *c, uint64_t buffer, lvr_error *err)
+static uint64_t choose_block(cell *c)
 {
-    const uint64_t block = lvr_rng_below(&c->rng, c->n_blocks);
-    const lvr_status status = pump_submit(c->p, buffer, block * c->p->request_bytes, err);
+    if (c->random)
+        return lvr_rng_below(&c->rng, c->n_blocks);
+    return c->next_block++ % c->n_blocks;
+}
+
+static lvr_status cell_submit(cell *c, uint64_t number, lvr_error *err)
+{
+    const lvr_status status = pump_submit(c->p, number, choose_block(c) * c->p->request_bytes, err);
     c->outstanding += status == LVR_OK;
     return status;
 }
@@ -236,7 +258,7 @@ static lvr_status cell_take(cell *c, lvr_error *err)
 static lvr_status cell_run(cell *c, lvr_error *err)
 {
     lvr_status status = LVR_OK;
-    for (uint32_t i = 0; i < c->p->n_buffers && status == LVR_OK; i++)
+    for (uint32_t i = 0; i < c->p->n_requests && status == LVR_OK; i++)
         status = cell_submit(c, i, err);
     while (status == LVR_OK && c->outstanding > 0)
         status = cell_take(c, err);
@@ -248,29 +270,41 @@ static lvr_flash_bench cell_result(const cell *c)
     lvr_flash_stats stats;
     lvr_flash_get_stats(c->p->flash, &stats);
     const samples *s = &c->latency;
+    const double cpu_ns = (double)(stats.cpu_ns - c->cpu_begin_ns);
     return (lvr_flash_bench){.bytes_per_s = rate(stats.bytes, c->begin_ns, c->end_ns),
                              .latency_ns_mean = lvr_mean(s->ns, s->n),
                              .latency_ns_p50 = lvr_quantile(s->ns, s->n, 0.5),
                              .latency_ns_p90 = lvr_quantile(s->ns, s->n, 0.9),
                              .latency_ns_p99 = lvr_quantile(s->ns, s->n, 0.99),
                              .n = s->n > UINT32_MAX ? UINT32_MAX : (uint32_t)s->n,
-                             .direct = stats.direct};
+                             .direct = stats.direct,
+                             .registered = stats.registered_buffer,
+                             .cpu_share = cpu_ns / (double)(lvr_now_ns() - c->begin_ns)};
 }
 
-lvr_status lvr_flash_bench_cell(const lvr_flash_config *config, uint64_t file_bytes, uint64_t request_bytes,
-                                uint64_t budget_ns, lvr_flash_bench *ret, lvr_error *err)
+static void cell_begin(cell *c, uint64_t budget_ns)
+{
+    lvr_flash_stats stats;
+    lvr_flash_get_stats(c->p->flash, &stats);
+    c->cpu_begin_ns = stats.cpu_ns;
+    lvr_rng_init(&c->rng, 0, "flash-bench");
+    c->begin_ns = lvr_now_ns();
+    c->deadline_ns = c->begin_ns + budget_ns;
+}
+
+lvr_status lvr_flash_bench_cell(const lvr_flash_config *config, const lvr_flash_load *load,
+                                lvr_flash_bench *ret, lvr_error *err)
 {
     pump p;
-    lvr_status status = pump_open(config, request_bytes, &p, err);
+    lvr_status status = pump_open(config, load->request_bytes, UINT64_MAX, load->unregistered, &p, err);
     if (status != LVR_OK)
         return status;
-    cell c = {.p = &p, .n_blocks = file_bytes / request_bytes, .begin_ns = lvr_now_ns()};
-    c.deadline_ns = c.begin_ns + budget_ns;
-    lvr_rng_init(&c.rng, 0, "flash-bench");
+    cell c = {.p = &p, .random = load->random, .n_blocks = load->file_bytes / load->request_bytes};
+    cell_begin(&c, load->budget_ns);
     if (c.n_blocks == 0)
         status = lvr_fail(err, LVR_ERR_CONFIG,
                           "%s: %" PRIu64 " bytes are less than one request of %" PRIu64 "; use a larger file",
-                          config->path, file_bytes, request_bytes);
+                          config->path, load->file_bytes, load->request_bytes);
     else
         status = cell_run(&c, err);
     if (status == LVR_OK)

@@ -19,6 +19,7 @@
 
 #include "common/error.h"
 #include "costmodel/core/flash_model.h"
+#include <stdatomic.h>
 #include <stdbool.h>
 
 typedef struct lvr_flash lvr_flash;
@@ -36,8 +37,10 @@ typedef struct lvr_flash_faults {
     int fail_errno;               /* ... with this */
     uint64_t short_at;            /* this attempt reads at most short_bytes (0: end of file); 0: none */
     uint64_t short_bytes;
-    uint64_t slow_at, slow_count; /* attempts [slow_at, slow_at + slow_count) ... */
-    uint64_t slow_ns;             /* ... take this much longer */
+    uint64_t slow_at, slow_count;     /* attempts [slow_at, slow_at + slow_count) ... */
+    uint64_t slow_ns;                 /* ... take this much longer */
+    bool refuse_buffer, refuse_files; /* the kernel registers neither the buffer nor the files */
+    uint64_t attempt_bytes;           /* what one attempt may read, a multiple of LVR_FLASH_ALIGN; 0: 1 GiB */
 } lvr_flash_faults;
 
 typedef struct lvr_flash_config {
@@ -47,6 +50,12 @@ typedef struct lvr_flash_config {
     bool buffered;  /* do not try O_DIRECT */
     uint32_t depth; /* reads in flight on the real device, 1..LVR_FLASH_MAX_DEPTH */
     uint32_t max_outstanding; /* submitted and not yet taken by poll/wait, 1..LVR_FLASH_MAX_OUTSTANDING */
+    /* The memory that requests read into, aligned to LVR_FLASH_ALIGN; it outlives the reader. Registered with
+     * io_uring, so that a read does not look its pages up again; they stay in memory until the reader is
+     * closed. A kernel that refuses (RLIMIT_MEMLOCK) and requests elsewhere get plain reads. NULL: none. */
+    void *buffer;
+    uint64_t buffer_bytes;
+    bool checksum; /* completions carry the CRC-32C of their bytes; see lvr_flash_set_checksum */
     bool emulate;
     lvr_flash_params emulated; /* at most `depth` of its lanes are used: a host that queues less gets less */
     const lvr_flash_faults *faults; /* tests only; NULL: none */
@@ -58,14 +67,18 @@ typedef struct lvr_flash_completion {
     uint64_t offset, bytes;
     uint32_t queue_depth; /* in flight at start, itself included */
     bool direct;
-    bool late; /* emulation: the real read took longer than the preset allows */
+    bool late;    /* emulation: the real read took longer than the preset allows */
+    bool has_crc; /* checksums were on when it was submitted, and status is LVR_OK */
+    uint32_t crc; /* lvr_crc32c(0, bytes read), computed by the reader's thread after t_end_ns was taken */
     uint64_t t_submit_ns, t_start_ns, t_end_ns; /* as delivered (emulated times under emulation) */
 } lvr_flash_completion;
 
 typedef struct lvr_flash_stats {
     uint64_t reads, bytes, late;
-    bool direct;             /* all reads so far were direct */
-    const char *engine_name; /* "uring" or "pread" */
+    bool direct;                              /* all reads so far were direct */
+    const char *engine_name;                  /* "uring" or "pread" */
+    bool registered_buffer, registered_files; /* with io_uring */
+    uint64_t cpu_ns;                          /* that the reader's own threads have used so far */
 } lvr_flash_stats;
 
 lvr_status lvr_flash_open(const lvr_flash_config *config, lvr_flash **ret, lvr_error *err);
@@ -76,6 +89,8 @@ void lvr_flash_close(
  * closed. Misuse, or more than max_outstanding: LVR_ERR_INVARIANT. Never blocks on the device. */
 lvr_status lvr_flash_submit(lvr_flash *f, uint64_t seq, uint64_t offset, uint64_t bytes, void *dst,
                             lvr_error *err);
+/* Whether requests submitted from now on are summed. */
+void lvr_flash_set_checksum(lvr_flash *f, bool on);
 bool lvr_flash_poll(lvr_flash *f, lvr_flash_completion *ret); /* false: nothing has completed */
 lvr_status lvr_flash_wait(lvr_flash *f, lvr_flash_completion *ret,
                           lvr_error *err); /* blocks; nothing outstanding: LVR_ERR_INVARIANT */
@@ -91,10 +106,10 @@ lvr_status lvr_flash_read_rate(const char *path, bool buffered, uint64_t offset,
                                uint64_t request_bytes, uint32_t depth, double *ret_bytes_per_s,
                                bool *ret_direct, lvr_error *err);
 /* Reads [offset, offset + bytes) once so that later reads are warm, then at least once more and for up to 0.2
- * s: the best of these passes. */
+ * s: the best of these passes. cancel (NULL: nothing can): LVR_ERR_INTERRUPTED once it is true. */
 lvr_status lvr_flash_warm_rate(const char *path, bool buffered, uint64_t offset, uint64_t bytes,
-                               uint64_t request_bytes, uint32_t depth, double *ret_bytes_per_s,
-                               lvr_error *err);
+                               uint64_t request_bytes, uint32_t depth, const atomic_bool *cancel,
+                               double *ret_bytes_per_s, lvr_error *err);
 /* A device can be emulated honestly up to this share of what the real one delivers. */
 #define LVR_FLASH_MAX_EMULATED_SHARE 0.7
 /* LVR_ERR_CONFIG if the preset's rate for such requests is above that share of the warm rate measured on this
@@ -102,15 +117,24 @@ lvr_status lvr_flash_warm_rate(const char *path, bool buffered, uint64_t offset,
 lvr_status lvr_flash_check_emulation(const lvr_flash_params *preset, uint64_t request_bytes,
                                      double warm_bytes_per_s, lvr_error *err);
 
-/* One micro-benchmark cell: requests at random aligned offsets below file_bytes, config->depth of them in
- * flight, for budget_ns. Latency is from start on the device to end. config->max_outstanding is not used. */
+/* One micro-benchmark cell: requests at aligned offsets below file_bytes, config->depth of them in flight,
+ * for budget_ns. Latency is from start on the device to end. Of config, max_outstanding and buffer are not
+ * used. */
+typedef struct lvr_flash_load {
+    uint64_t file_bytes, request_bytes;
+    uint64_t budget_ns;
+    bool random;       /* else in file order, as the engine reads, and from the start again at the end */
+    bool unregistered; /* do not register the buffer */
+} lvr_flash_load;
+
 typedef struct lvr_flash_bench {
     double bytes_per_s;
     double latency_ns_mean, latency_ns_p50, latency_ns_p90, latency_ns_p99;
     uint32_t n;
-    bool direct;
+    bool direct, registered;
+    double cpu_share; /* of one processor, used by the reader's threads */
 } lvr_flash_bench;
-lvr_status lvr_flash_bench_cell(const lvr_flash_config *config, uint64_t file_bytes, uint64_t request_bytes,
-                                uint64_t budget_ns, lvr_flash_bench *ret, lvr_error *err);
+lvr_status lvr_flash_bench_cell(const lvr_flash_config *config, const lvr_flash_load *load,
+                                lvr_flash_bench *ret, lvr_error *err);
 
 #endif

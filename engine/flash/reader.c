@@ -1,6 +1,7 @@
 #include "engine/flash/reader_internal.h"
 
 #include "common/clock.h"
+#include "common/hash.h"
 #include "common/log.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -12,8 +13,10 @@
 #include <time.h>
 #include <unistd.h>
 
-/* What one read call may transfer: below Linux's own limit (0x7ffff000) and aligned. */
+/* What one read call may transfer: below Linux's own limit (0x7ffff000), aligned, and the most that io_uring
+ * registers as one buffer. */
 #define MAX_ATTEMPT_BYTES (UINT64_C(1) << 30)
+#define SUM_BYTES (UINT64_C(256) << 10) /* between two looks at the device: some 30 us */
 #define MAX_RETRIES 100u
 #define RETRY_PAUSE_NS 100000
 
@@ -135,27 +138,48 @@ static void insert_done(lvr_flash *f, lvr_flash_slot *slot)
     *at = slot;
 }
 
-void lvr_flash_finish(lvr_flash *f, lvr_flash_slot *slot)
+void lvr_flash_end(lvr_flash *f, lvr_flash_slot *slot)
 {
     slot->t_end_ns = lvr_now_ns();
     f->in_flight--;
     lvr_flash_emulate_finish(f, slot);
+}
+
+bool lvr_flash_sum(lvr_flash_slot *slot)
+{
+    if (!slot->checksum || slot->done_bytes < slot->bytes)
+        return true;
+    const uint64_t left = slot->bytes - slot->summed_bytes;
+    const uint64_t n = left < SUM_BYTES ? left : SUM_BYTES;
+    slot->crc = lvr_crc32c(slot->crc, slot->dst + slot->summed_bytes, n);
+    slot->summed_bytes += n;
+    return slot->summed_bytes == slot->bytes;
+}
+
+void lvr_flash_finish(lvr_flash *f, lvr_flash_slot *slot)
+{
     insert_done(f, slot);
     if (slot->t_deliver_ns < f->waiting_until_ns)
         pthread_cond_signal(&f->delivered);
 }
 
+uint64_t lvr_flash_attempt_limit(const lvr_flash *f)
+{
+    return f->has_faults && f->faults.attempt_bytes ? f->faults.attempt_bytes : MAX_ATTEMPT_BYTES;
+}
+
 lvr_flash_attempt lvr_flash_next_attempt(lvr_flash *f, const lvr_flash_files *files, lvr_flash_slot *slot)
 {
-    const uint64_t left = slot->bytes - slot->done_bytes;
+    const uint64_t left = slot->bytes - slot->done_bytes, limit = lvr_flash_attempt_limit(f);
     const uint64_t offset = slot->offset + slot->done_bytes;
     /* A short direct read may end anywhere; from there only a buffered one can go on. */
     slot->attempt_direct =
         files->direct >= 0 && offset % LVR_FLASH_ALIGN == 0 && atomic_load(&f->direct_works);
     slot->attempt = atomic_fetch_add(&f->n_attempts, 1) + 1;
     return (lvr_flash_attempt){.fd = slot->attempt_direct ? files->direct : files->buffered,
+                               .direct = slot->attempt_direct,
                                .dst = slot->dst + slot->done_bytes,
-                               .bytes = (size_t)(left < MAX_ATTEMPT_BYTES ? left : MAX_ATTEMPT_BYTES),
+                               .bytes = (size_t)(left < limit ? left : limit),
                                .offset = offset};
 }
 
@@ -223,6 +247,16 @@ lvr_status lvr_flash_thread_start(pthread_t *ret, void *(*body)(void *), void *a
                           "flash: cannot start a reader thread; use a smaller depth or raise ulimit -u");
 }
 
+/* 0 once the thread has ended. */
+uint64_t lvr_flash_thread_cpu_ns(pthread_t thread)
+{
+    clockid_t clock;
+    struct timespec ts;
+    if (pthread_getcpuclockid(thread, &clock) != 0 || clock_gettime(clock, &ts) != 0)
+        return 0;
+    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
 /* ---- opening and closing ---- */
 
 static lvr_status check_config(const lvr_flash_config *c, lvr_error *err)
@@ -233,6 +267,9 @@ static lvr_status check_config(const lvr_flash_config *c, lvr_error *err)
     if (c->max_outstanding < 1 || c->max_outstanding > LVR_FLASH_MAX_OUTSTANDING)
         return lvr_fail(err, LVR_ERR_CONFIG, "flash: expected 1 to %u outstanding reads, found %u",
                         LVR_FLASH_MAX_OUTSTANDING, c->max_outstanding);
+    if ((uintptr_t)c->buffer % LVR_FLASH_ALIGN)
+        return lvr_fail(err, LVR_ERR_INVARIANT, "flash: buffer %p is no multiple of %u", c->buffer,
+                        LVR_FLASH_ALIGN);
     return c->emulate ? lvr_flash_params_check(&c->emulated, err) : LVR_OK;
 }
 
@@ -246,7 +283,8 @@ static lvr_status start_engine(lvr_flash *f, lvr_flash_engine engine, lvr_error 
             return LVR_OK;
         if (engine == LVR_FLASH_URING || status != LVR_ERR_UNSUPPORTED)
             return lvr_fail(err, status, "%s", why.msg);
-        lvr_log(LVR_LOG_INFO, "%s; reading with %u pread threads instead", why.msg, f->depth);
+        lvr_log(LVR_LOG_INFO, "%s; reading with pread threads instead, %u reads in flight", why.msg,
+                f->depth);
     }
     f->ops = &lvr_flash_lanes_ops;
     return f->ops->start(f, err);
@@ -296,6 +334,9 @@ static void configure(lvr_flash *f, const lvr_flash_config *config)
 {
     f->depth = config->depth;
     f->want_direct = !config->buffered;
+    f->buffer = config->buffer;
+    f->buffer_bytes = config->buffer ? config->buffer_bytes : 0;
+    f->checksum = config->checksum;
     f->emulate = config->emulate;
     f->emulated = config->emulated;
     if (f->emulated.depth > f->depth)
@@ -328,8 +369,8 @@ lvr_status lvr_flash_open(const lvr_flash_config *config, lvr_flash **ret, lvr_e
         destroy(f);
         return status;
     }
-    f->stats = (lvr_flash_stats){.direct = f->want_direct && atomic_load(&f->direct_works),
-                                 .engine_name = f->ops->name};
+    f->stats.direct = f->want_direct && atomic_load(&f->direct_works);
+    f->stats.engine_name = f->ops->name;
     *ret = f;
     return LVR_OK;
 }
@@ -393,11 +434,17 @@ lvr_status lvr_flash_submit(lvr_flash *f, uint64_t seq, uint64_t offset, uint64_
                              .bytes = bytes,
                              .dst = dst,
                              .direct = f->want_direct,
+                             .checksum = f->checksum,
                              .t_submit_ns = lvr_now_ns()};
     lvr_flash_emulate_submit(f, slot);
     f->outstanding++;
     enqueue(f, slot);
     return LVR_OK;
+}
+
+void lvr_flash_set_checksum(lvr_flash *f, bool on)
+{
+    f->checksum = on;
 }
 
 static lvr_status explain(lvr_flash *f, const lvr_flash_slot *slot)
@@ -434,6 +481,8 @@ static void deliver(lvr_flash *f, lvr_flash_slot *slot, lvr_flash_completion *re
         .bytes = slot->bytes,
         .queue_depth = f->emulate ? slot->emulated_queue_depth : slot->queue_depth,
         .direct = slot->direct,
+        .has_crc = slot->checksum && slot->summed_bytes == slot->bytes,
+        .crc = slot->crc,
         .late = f->emulate && slot->t_end_ns > slot->emulated.end_ns,
         .t_submit_ns = slot->t_submit_ns,
         .t_start_ns = f->emulate ? slot->emulated.start_ns : slot->t_start_ns,
@@ -485,6 +534,7 @@ lvr_status lvr_flash_wait(lvr_flash *f, lvr_flash_completion *ret, lvr_error *er
 void lvr_flash_get_stats(const lvr_flash *f, lvr_flash_stats *ret)
 {
     *ret = f->stats;
+    ret->cpu_ns = f->ops->cpu_ns(f);
 }
 
 void lvr_flash_last_error(const lvr_flash *f, lvr_error *ret)

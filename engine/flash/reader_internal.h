@@ -1,9 +1,9 @@
 /*
  * What the front end (reader.c), the pacing (emulate.c) and the back ends (uring.c, lanes.c) share.
  *
- * A request is a slot: free -> pending (submit) -> in flight (a back end took it) -> done (really read) ->
- * free (poll or wait handed it out). `lock` guards the lists and in_flight; a slot's other fields belong to
- * the list or to the thread that holds it.
+ * A request is a slot: free -> pending (submit) -> in flight (a back end took it) -> ended (really read; the
+ * back end may still be summing it) -> done -> free (poll or wait handed it out). `lock` guards the lists and
+ * in_flight; a slot's other fields belong to the list or to the thread that holds it.
  */
 #ifndef LVR_ENGINE_FLASH_INTERNAL_H
 #define LVR_ENGINE_FLASH_INTERNAL_H
@@ -24,6 +24,9 @@ typedef struct lvr_flash_slot {
     bool at_eof;
     bool direct; /* every byte so far was read past the page cache */
     bool attempt_direct;
+    bool checksum;
+    uint32_t crc;
+    uint64_t summed_bytes;
     uint32_t queue_depth;
     uint64_t t_submit_ns, t_start_ns, t_end_ns; /* real */
     lvr_flash_times emulated;
@@ -43,6 +46,7 @@ typedef struct lvr_flash_ops {
         lvr_flash *f); /* lock held: a request became pending while fewer than `depth` are in flight */
     void (*stop)(
         lvr_flash *f); /* `stopping` is set: returns when nothing is in flight and frees what start made */
+    uint64_t (*cpu_ns)(const lvr_flash *f); /* used by the back end's threads */
 } lvr_flash_ops;
 
 extern const lvr_flash_ops lvr_flash_uring_ops, lvr_flash_lanes_ops;
@@ -55,6 +59,8 @@ struct lvr_flash {
     ino_t inode;
     bool want_direct;
     uint32_t depth;
+    uint8_t *buffer; /* all requests lie in it, or plain reads serve them; NULL: none */
+    uint64_t buffer_bytes;
     bool has_faults;
     lvr_flash_faults faults;
     atomic_bool direct_works;
@@ -71,6 +77,7 @@ struct lvr_flash {
     /* Only the consumer's thread uses what follows. */
     lvr_flash_slot *slots, *free_first;
     uint32_t outstanding;
+    bool checksum; /* of requests to come */
     bool emulate;
     lvr_flash_params emulated;
     lvr_flash_state emulated_state;
@@ -84,11 +91,19 @@ void lvr_flash_files_close(const lvr_flash_files *files);
 
 /* Lock held. The next pending request, now in flight; NULL if there is none or the reader is stopping. */
 lvr_flash_slot *lvr_flash_take_pending(lvr_flash *f);
-/* Lock held. A request that lvr_flash_digest called finished. */
+/* Lock held. A request that lvr_flash_digest called finished has been read: the device may get another. */
+void lvr_flash_end(lvr_flash *f, lvr_flash_slot *slot);
+/* Sums the next piece of an ended request. True: nothing is left to sum, it can be delivered. */
+bool lvr_flash_sum(lvr_flash_slot *slot);
+/* Lock held. Hands an ended request to the consumer. */
 void lvr_flash_finish(lvr_flash *f, lvr_flash_slot *slot);
+/* What one attempt reads at most. */
+uint64_t lvr_flash_attempt_limit(const lvr_flash *f);
+uint64_t lvr_flash_thread_cpu_ns(pthread_t thread);
 
 typedef struct lvr_flash_attempt {
     int fd;
+    bool direct;
     uint8_t *dst;
     size_t bytes;
     uint64_t offset;

@@ -1,7 +1,8 @@
 /*
  * Back end of one thread over io_uring. Only that thread submits and reaps; the consumer wakes it through an
  * eventfd on which the ring always has a read armed, and only when the device has room (a thread that has
- * `depth` reads in flight looks at the pending list anyway when one of them completes).
+ * `depth` reads in flight looks at the pending list anyway when one of them completes). What is to be summed
+ * is summed a piece at a time, and the device gets its next read first.
  */
 #include "engine/flash/reader_internal.h"
 
@@ -22,14 +23,20 @@ static lvr_status refused(const char *what, int errnum, lvr_error *err)
 #if LVR_HAVE_URING
 
 #include "common/log.h"
+#include <inttypes.h>
 #include <liburing.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
 #define ENTER_PAUSE_NS 1000000
 #define ENTER_FAILURES_BEFORE_NOTICE 1000u
+
+/* Places of the registered files. */
+enum { DIRECT_FILE, BUFFERED_FILE, N_FILES };
 
 typedef struct uring {
     struct io_uring ring;
@@ -38,6 +45,9 @@ typedef struct uring {
     bool wake_armed;     /* I/O thread only */
     bool wake_written;   /* f->lock: a wake-up is on its way */
     uint32_t n_failures; /* consecutive failures of io_uring_enter */
+    bool fixed_files;
+    uint64_t piece_bytes; /* the buffer is registered in pieces of this size; 0: it is not */
+    lvr_flash_slot *ended_first, *ended_last; /* read, not yet summed */
     lvr_flash_files files;
     pthread_t thread;
 } uring;
@@ -57,11 +67,34 @@ static void arm_wake(uring *u)
     u->wake_armed = true;
 }
 
+/* A read into the registered buffer ends where the piece that it begins in does. False: it begins elsewhere.
+ */
+static bool find_piece(const lvr_flash *f, const uring *u, lvr_flash_attempt *a, int *ret_index)
+{
+    if (u->piece_bytes == 0 || a->dst < f->buffer || a->dst >= f->buffer + f->buffer_bytes)
+        return false;
+    const uint64_t at = (uint64_t)(a->dst - f->buffer), in_piece = at % u->piece_bytes;
+    const uint64_t buffer_left = f->buffer_bytes - at, piece_left = u->piece_bytes - in_piece;
+    if (a->bytes > buffer_left)
+        return false;
+    if (a->bytes > piece_left)
+        a->bytes = (size_t)piece_left;
+    *ret_index = (int)(at / u->piece_bytes);
+    return true;
+}
+
 static void prepare(lvr_flash *f, uring *u, lvr_flash_slot *slot)
 {
-    const lvr_flash_attempt a = lvr_flash_next_attempt(f, &u->files, slot);
+    lvr_flash_attempt a = lvr_flash_next_attempt(f, &u->files, slot);
     struct io_uring_sqe *sqe = get_sqe(u);
-    io_uring_prep_read(sqe, a.fd, a.dst, (unsigned)a.bytes, a.offset);
+    const int fd = !u->fixed_files ? a.fd : a.direct ? DIRECT_FILE : BUFFERED_FILE;
+    int piece = 0;
+    if (find_piece(f, u, &a, &piece))
+        io_uring_prep_read_fixed(sqe, fd, a.dst, (unsigned)a.bytes, a.offset, piece);
+    else
+        io_uring_prep_read(sqe, fd, a.dst, (unsigned)a.bytes, a.offset);
+    if (u->fixed_files)
+        io_uring_sqe_set_flags(sqe, IOSQE_FIXED_FILE);
     io_uring_sqe_set_data(sqe, slot);
 }
 
@@ -106,13 +139,42 @@ static void finish(lvr_flash *f, lvr_flash_slot *slot)
     pthread_mutex_unlock(&f->lock);
 }
 
+static void end(lvr_flash *f, uring *u, lvr_flash_slot *slot)
+{
+    const bool checksum = slot->checksum; /* once finished, the slot is the consumer's */
+    pthread_mutex_lock(&f->lock);
+    lvr_flash_end(f, slot);
+    if (!checksum)
+        lvr_flash_finish(f, slot);
+    pthread_mutex_unlock(&f->lock);
+    if (!checksum)
+        return;
+    slot->next = NULL;
+    if (u->ended_last)
+        u->ended_last->next = slot;
+    else
+        u->ended_first = slot;
+    u->ended_last = slot;
+}
+
+static void sum_a_piece(lvr_flash *f, uring *u)
+{
+    lvr_flash_slot *slot = u->ended_first;
+    if (!slot || !lvr_flash_sum(slot))
+        return;
+    u->ended_first = slot->next;
+    if (!u->ended_first)
+        u->ended_last = NULL;
+    finish(f, slot);
+}
+
 static void handle(lvr_flash *f, uring *u, const struct io_uring_cqe *cqe)
 {
     lvr_flash_slot *slot = io_uring_cqe_get_data(cqe);
     if (!slot)
         u->wake_armed = false;
     else if (lvr_flash_digest(f, slot, cqe->res))
-        finish(f, slot);
+        end(f, u, slot);
     else
         prepare(f, u, slot);
 }
@@ -132,12 +194,13 @@ static void *io_main(void *arg)
     uring *u = f->backend;
     pthread_setname_np(pthread_self(), "lvr-flash");
     while (refill(f, u)) {
-        const int rc = io_uring_submit_and_wait(&u->ring, 1);
+        const int rc = u->ended_first ? io_uring_submit(&u->ring) : io_uring_submit_and_wait(&u->ring, 1);
         if (rc < 0)
             pause_after_failure(f, u, -rc);
         else
             u->n_failures = 0;
         reap(f, u);
+        sum_a_piece(f, u);
     }
     return NULL;
 }
@@ -179,6 +242,53 @@ static lvr_status make_ring(struct io_uring *ring, uint32_t depth, lvr_error *er
     return status;
 }
 
+/* ---- registering: saves the kernel a look-up of every page and file, read after read ---- */
+
+static void register_files(const lvr_flash *f, uring *u)
+{
+    const int fds[N_FILES] = {[DIRECT_FILE] = u->files.direct, [BUFFERED_FILE] = u->files.buffered};
+    if (!(f->has_faults && f->faults.refuse_files))
+        u->fixed_files = io_uring_register_files(&u->ring, fds, N_FILES) == 0;
+}
+
+static int register_pieces(const lvr_flash *f, struct io_uring *ring, uint64_t piece_bytes)
+{
+    const uint64_t n = (f->buffer_bytes + piece_bytes - 1) / piece_bytes;
+    struct iovec *pieces = n <= UINT16_MAX ? calloc(n, sizeof *pieces) : NULL;
+    if (!pieces)
+        return -ENOMEM;
+    for (uint64_t i = 0; i < n; i++) {
+        const uint64_t at = i * piece_bytes, left = f->buffer_bytes - at;
+        pieces[i] = (struct iovec){.iov_base = f->buffer + at,
+                                   .iov_len = (size_t)(left < piece_bytes ? left : piece_bytes)};
+    }
+    const int rc = io_uring_register_buffers(ring, pieces, (unsigned)n);
+    free(pieces);
+    return rc;
+}
+
+static void register_buffer(const lvr_flash *f, uring *u)
+{
+    if (f->buffer_bytes == 0)
+        return;
+    const uint64_t piece_bytes = lvr_flash_attempt_limit(f);
+    const bool refused = f->has_faults && f->faults.refuse_buffer;
+    const int rc = refused ? -ENOMEM : register_pieces(f, &u->ring, piece_bytes);
+    if (rc == 0) {
+        u->piece_bytes = piece_bytes;
+        return;
+    }
+    char reason[128];
+    struct rlimit limit = {0};
+    getrlimit(RLIMIT_MEMLOCK, &limit);
+    lvr_log(LVR_LOG_INFO,
+            "%s: the kernel does not register the buffer of %" PRIu64
+            " bytes with io_uring (%s); reads are plain ones, which cost a little more CPU. To mend: ulimit "
+            "-l above %" PRIu64 " (now %" PRIu64 ") KiB",
+            f->path, f->buffer_bytes, strerror_r(-rc, reason, sizeof reason), f->buffer_bytes >> 10,
+            (uint64_t)limit.rlim_cur >> 10);
+}
+
 static void write_wake(const uring *u)
 {
     const uint64_t one = 1;
@@ -206,6 +316,10 @@ static lvr_status start_thread(lvr_flash *f, uring *u, lvr_error *err)
     u->wake_fd = eventfd(0, EFD_CLOEXEC);
     if (u->wake_fd < 0)
         return lvr_fail_errno(err, errno, "flash: cannot make an eventfd; raise ulimit -n");
+    register_files(f, u);
+    register_buffer(f, u);
+    f->stats.registered_files = u->fixed_files;
+    f->stats.registered_buffer = u->piece_bytes != 0;
     return lvr_flash_thread_start(&u->thread, io_main, f, err);
 }
 
@@ -247,6 +361,12 @@ static void stop(lvr_flash *f)
     release(f);
 }
 
+static uint64_t cpu_ns(const lvr_flash *f)
+{
+    const uring *u = f->backend;
+    return lvr_flash_thread_cpu_ns(u->thread);
+}
+
 static lvr_status probe(lvr_error *err)
 {
     struct io_uring ring;
@@ -274,6 +394,12 @@ static void stop(lvr_flash *f)
     (void)f;
 }
 
+static uint64_t cpu_ns(const lvr_flash *f)
+{
+    (void)f;
+    return 0;
+}
+
 static lvr_status probe(lvr_error *err)
 {
     return refused("this build was made without liburing", ENOSYS, err);
@@ -286,4 +412,5 @@ lvr_status lvr_flash_probe_engine(lvr_flash_engine engine, lvr_error *err)
     return engine == LVR_FLASH_URING ? probe(err) : LVR_OK;
 }
 
-const lvr_flash_ops lvr_flash_uring_ops = {.name = "uring", .start = start, .kick = kick, .stop = stop};
+const lvr_flash_ops lvr_flash_uring_ops = {
+    .name = "uring", .start = start, .kick = kick, .stop = stop, .cpu_ns = cpu_ns};

@@ -1,5 +1,6 @@
-/* NEON (ASIMD, of every arm64 CPU): everything but the matrix products (arm_neon_matmul.c). Same operations
- * in the same order as ref.c, four lanes at a time: the 16 partials of a reduction are four registers. */
+/* NEON (ASIMD, of every arm64 CPU): everything but the matrix products and attention (arm_neon_*.c). Same
+ * operations in the same order as ref.c, four lanes at a time: the 16 partials of a reduction are four
+ * registers. */
 #include "engine/kernels/levels.h"
 
 #include <arm_neon.h>
@@ -35,14 +36,6 @@ static inline void store_part(float *y, uint32_t n, float32x4_t v)
 static inline float32x4_t load_half4(const uint16_t *h)
 {
     return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(h)));
-}
-
-/* 8 halves from one load. */
-static inline void load_half8(const uint16_t *h, float32x4_t ret[2])
-{
-    const float16x8_t v = vreinterpretq_f16_u16(vld1q_u16(h));
-    ret[0] = vcvt_f32_f16(vget_low_f16(v));
-    ret[1] = vcvt_high_f32_f16(v);
 }
 
 /* 16 partials to 4: + [i+8], then + [i+4]. */
@@ -236,7 +229,7 @@ static void neon_f16_to_f32(const uint16_t *x, uint32_t n, float *y)
         y[i] = lvr_f16_to_f32(x[i]);
 }
 
-/* ---- softmax and attention ---- */
+/* ---- softmax ---- */
 
 /* FMAX and FMAXNM order -0 below +0 and treat NaNs otherwise: this is the reference's a > b ? a : b. */
 static inline float32x4_t max4(float32x4_t a, float32x4_t b)
@@ -295,93 +288,10 @@ static float neon_softmax_exp(const float *x, uint32_t n, float max, float scale
     return fold_sum(&sum);
 }
 
-static float dot_1(const float *q, const uint16_t *k, uint32_t n)
-{
-    partials s = partials_of(0.0f);
-    for (uint32_t i = 0; i < n; i += 16)
-        for (uint32_t t = 0; t < 4; t++)
-            s.p[t] = vfmaq_f32(s.p[t], vld1q_f32(q + i + LANES * t), load_half4(k + i + LANES * t));
-    return fold_sum(&s);
-}
-
-/* (a[0] + a[2], a[1] + a[3], b[0] + b[2], b[1] + b[3]) */
-static inline float32x4_t fold_two(float32x4_t a, float32x4_t b)
-{
-    return vaddq_f32(vcombine_f32(vget_low_f32(a), vget_low_f32(b)),
-                     vcombine_f32(vget_high_f32(a), vget_high_f32(b)));
-}
-
-/* Four positions side by side: their multiply-adds are independent, and they are folded together. */
-static inline float32x4_t dot_4(const float *q, const uint16_t *const k[4], uint32_t n)
-{
-    partials s[4] = {partials_of(0.0f), partials_of(0.0f), partials_of(0.0f), partials_of(0.0f)};
-    for (uint32_t i = 0; i < n; i += 16)
-        for (uint32_t half = 0; half < 2; half++) {
-            const uint32_t at = i + 8 * half;
-            const float32x4_t q0 = vld1q_f32(q + at), q1 = vld1q_f32(q + at + LANES);
-            for (uint32_t t = 0; t < 4; t++) {
-                float32x4_t v[2];
-                load_half8(k[t] + at, v);
-                s[t].p[2 * half] = vfmaq_f32(s[t].p[2 * half], q0, v[0]);
-                s[t].p[2 * half + 1] = vfmaq_f32(s[t].p[2 * half + 1], q1, v[1]);
-            }
-        }
-    return vpaddq_f32(fold_two(fold_to_4(s[0].p), fold_to_4(s[1].p)),
-                      fold_two(fold_to_4(s[2].p), fold_to_4(s[3].p)));
-}
-
-static void scores_of(const float *q, const uint16_t *const *k, uint32_t n, uint32_t head_dim, float *scores)
-{
-    uint32_t i = 0;
-    for (; i + 4 <= n; i += 4)
-        vst1q_f32(scores + i, dot_4(q, k + i, head_dim));
-    for (; i < n; i++)
-        scores[i] = dot_1(q, k[i], head_dim);
-}
-
-/* 8 * n_vec elements of the output, from `offset`: as many independent chains of multiply-adds. n_vec is a
- * constant where this is inlined. */
-static inline __attribute__((always_inline)) void weigh_values(const float *p, const uint16_t *const *v,
-                                                               uint32_t n, uint32_t offset, const int n_vec,
-                                                               float sum, float *out)
-{
-    float32x4_t acc[8][2];
-    for (int t = 0; t < n_vec; t++)
-        acc[t][0] = acc[t][1] = vdupq_n_f32(0.0f);
-    for (uint32_t i = 0; i < n; i++) {
-        const uint16_t *row = v[i] + offset;
-        for (int t = 0; t < n_vec; t++) {
-            float32x4_t value[2];
-            load_half8(row + 8 * t, value);
-            acc[t][0] = vfmaq_n_f32(acc[t][0], value[0], p[i]);
-            acc[t][1] = vfmaq_n_f32(acc[t][1], value[1], p[i]);
-        }
-    }
-    for (int t = 0; t < n_vec; t++) {
-        vst1q_f32(out + offset + 8 * t, vdivq_f32(acc[t][0], vdupq_n_f32(sum)));
-        vst1q_f32(out + offset + 8 * t + 4, vdivq_f32(acc[t][1], vdupq_n_f32(sum)));
-    }
-}
-
-static void neon_attention(const float *q, const uint16_t *const *k, const uint16_t *const *v, uint32_t n,
-                           uint32_t head_dim, float scale, float *scores, float *out)
-{
-    scores_of(q, k, n, head_dim, scores);
-    const float sum = neon_softmax_exp(scores, n, neon_max(scores, n), scale, scores);
-    uint32_t j = 0;
-    for (; j + 64 <= head_dim; j += 64)
-        weigh_values(scores, v, n, j, 8, sum, out);
-    if (j + 32 <= head_dim) {
-        weigh_values(scores, v, n, j, 4, sum, out);
-        j += 32;
-    }
-    if (j < head_dim)
-        weigh_values(scores, v, n, j, 2, sum, out);
-}
-
 void lvr_kernels_init_neon(lvr_kernels *k)
 {
     lvr_kernels_init_neon_matmul(k);
+    lvr_kernels_init_neon_attention(k);
     k->quantize_row = neon_quantize_row;
     k->rmsnorm = neon_rmsnorm;
     k->silu_mul = neon_silu_mul;
@@ -389,7 +299,6 @@ void lvr_kernels_init_neon(lvr_kernels *k)
     k->rope = neon_rope;
     k->f32_to_f16 = neon_f32_to_f16;
     k->f16_to_f32 = neon_f16_to_f32;
-    k->attention = neon_attention;
     k->softmax_exp = neon_softmax_exp;
     k->max = neon_max;
 }

@@ -2,6 +2,7 @@
 
 #include "common/clock.h"
 #include "common/threads.h"
+#include "engine/kernels/lcg.h"
 #include "engine/kernels/levels.h"
 
 #include <stdlib.h>
@@ -23,12 +24,6 @@ static void *alloc_aligned(uint64_t bytes)
     if (rounded < bytes || rounded > SIZE_MAX)
         return NULL;
     return aligned_alloc(ALIGN, (size_t)rounded);
-}
-
-static uint32_t next_random(uint32_t *state)
-{
-    *state = *state * 1664525u + 1013904223u;
-    return *state >> 8;
 }
 
 /* Bytes of halves at the head of a unit of 16 outputs. */
@@ -62,7 +57,7 @@ static void fill_weights(lvr_wtype t, uint8_t *w, uint64_t bytes)
     const uint64_t head = t == LVR_Q4_K || t == LVR_Q5_K ? LVR_K_HEAD_BYTES : 0;
     uint32_t state = 1;
     for (uint64_t i = 0; i < bytes; i += 4) {
-        uint32_t v = next_random(&state) | next_random(&state) << 16;
+        uint32_t v = lvr_lcg_next(&state) | lvr_lcg_next(&state) << 16;
         if (t == LVR_F32)
             v = (v & 0x7fffffu) | 0x3c000000u;
         else if (t == LVR_F16)
@@ -106,7 +101,7 @@ static void bench_fill(bench *s, const lvr_kernels *k, uint64_t weight_bytes)
     uint32_t state = 2;
     fill_weights(s->m.type, s->weights, weight_bytes);
     for (size_t i = 0; i < n_in * s->a.n_rows; i++)
-        s->x[i] = (float)next_random(&state) * 0x1p-23f - 1.0f;
+        s->x[i] = (float)lvr_lcg_next(&state) * 0x1p-23f - 1.0f;
     for (size_t r = 0; r < s->a.n_rows; r++)
         k->quantize_row(s->x + r * n_in, s->a.n_in, s->a.q + r * n_in, s->a.d + r * n_blocks,
                         s->a.hsum + r * n_blocks * 2);

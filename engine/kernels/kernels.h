@@ -17,6 +17,9 @@
  *  - F32/F16/BF16 weights: acc = fmaf(w, x, acc) over inputs in ascending order.
  *  - Reductions along a row (RMS norm, q.k, softmax sums, max) use 16 interleaved partials (element i goes to
  *    partial i % 16, in ascending order, by fmaf), folded as p[i] += p[i+8], then += [i+4], [i+2], [i+1].
+ *  - Attention goes by ascending logical position, each row of the cache as the floats it stands for (f16:
+ * that half; Q8_0: d * q, which is exact): scores q.k, their max over all positions, p = exp((score - max) *
+ *    scale) and the sum of p, acc = fmaf(p, v, acc) per element of the value, acc / sum.
  *  - exp is our own polynomial (lvr_expf in ref.c), the same operations at every level: within 1 ulp on
  *    [-87, 88.72], 0 below -87, infinity above, NaN for NaN.
  *  - Infinities and NaNs crash nothing. A block of activations that holds one gets d = NaN and q = 0, so
@@ -76,6 +79,17 @@ bool lvr_wtype_quantised(lvr_wtype t);  /* its products read quantised activatio
 /* Bytes of a GGUF row; 0 if n_in does not fit the type's block, or the size does not fit 64 bits. */
 uint64_t lvr_wtype_row_bytes(lvr_wtype t, uint64_t n_in);
 
+/* Rows of a KV cache: one position of one KV head. Blocks never straddle a head: a head of 16 or 48 values
+ * ends in a block of 16, quantised as if zeros followed.
+ *   F16:  f16 value[head_dim]
+ *   Q8_0: s8 q[head_dim], then f16 d[head_dim / 32, rounded up]. q is that of quantize_row, d its d rounded
+ *         to nearest even. */
+typedef enum lvr_kv_type { LVR_KV_F16 = 0, LVR_KV_Q8_0, LVR_KV_TYPES } lvr_kv_type;
+extern const char *const lvr_kv_type_names[LVR_KV_TYPES + 1]; /* "f16", "q8_0"; then NULL */
+const char *lvr_kv_type_name(lvr_kv_type t);                  /* NULL: no type */
+bool lvr_kv_type_parse(const char *name, lvr_kv_type *ret);
+uint64_t lvr_kv_row_bytes(lvr_kv_type t, uint32_t head_dim); /* head_dim is a multiple of 16 */
+
 typedef struct lvr_matrix {
     lvr_wtype type;
     uint32_t n_out, n_in;
@@ -126,6 +140,11 @@ void lvr_cpu_flags_text(char *buf, size_t n);
 typedef void (*lvr_matmul_fn)(const lvr_matrix *m, const lvr_acts *a, uint32_t group_begin,
                               uint32_t group_end, float *out, size_t out_stride);
 
+typedef void (*lvr_kv_keys_fn)(const float *q, uint32_t n_q, const uint8_t *rows, uint32_t n,
+                               uint32_t head_dim, float *scores, size_t stride);
+typedef void (*lvr_kv_values_fn)(const float *p, size_t stride, uint32_t n_q, const uint8_t *rows, uint32_t n,
+                                 uint32_t head_dim, float *acc);
+
 /* One struct of function pointers per instance, filled by a ladder: C first, then each level overrides what
  * it does faster. */
 typedef struct lvr_kernels {
@@ -145,15 +164,19 @@ typedef struct lvr_kernels {
     void (*rope)(float *x, uint32_t n_heads, uint32_t head_dim, const float *cs);
     void (*f32_to_f16)(const float *x, uint32_t n, uint16_t *y); /* round to nearest even */
     void (*f16_to_f32)(const uint16_t *x, uint32_t n, float *y);
-    /* One query head over n > 0 positions in ascending logical position; k[i], v[i] point to that position's
-     * f16 head rows. scores: scratch of n floats. out[head_dim]. head_dim is a multiple of 16. Softmax: max
-     * over all, exp, sum by 16 partials, V by ascending position with fmaf, then divided by the sum. */
-    void (*attention)(const float *q, const uint16_t *const *k, const uint16_t *const *v, uint32_t n,
-                      uint32_t head_dim, float scale, float *scores, float *out);
+    /* The two sweeps of attention (attention.h) over n rows of a KV head that lie one after the other, for
+     * n_q queries, so that a row comes from memory once for all of them. head_dim is a multiple of 16. keys:
+     * scores[i * stride + j] = q[i * head_dim ...] . row j. values: acc[i * head_dim + e] = fmaf(p[i * stride
+     * + j], row j [e], acc[...]) for ascending j. */
+    lvr_kv_keys_fn keys[LVR_KV_TYPES];
+    lvr_kv_values_fn values[LVR_KV_TYPES];
     /* p[i] = exp((x[i] - max) * scale) for i < n; returns the sum (16 partials). */
     float (*softmax_exp)(const float *x, uint32_t n, float max, float scale, float *p);
     float (*max)(const float *x, uint32_t n); /* NaNs are passed over; -infinity if nothing is left */
 } lvr_kernels;
+
+/* x[head_dim] as a row of a cache: lvr_kv_row_bytes. */
+void lvr_kv_store_row(const lvr_kernels *k, lvr_kv_type t, const float *x, uint32_t head_dim, uint8_t *row);
 
 /* Fills the ladder up to `level`, or as far as the CPU goes (the best, if `level` is of another ladder). */
 void lvr_kernels_init(lvr_kernels *k, lvr_cpu_level level);

@@ -1,6 +1,7 @@
 /* The trial a level must pass before it is offered: wrong results of the machine's newest units (an
  * emulator's, an erratum's) are found here and not in a text. */
 #include "engine/kernels/cpu.h"
+#include "engine/kernels/lcg.h"
 #include "engine/kernels/levels.h"
 
 #include <math.h>
@@ -19,13 +20,6 @@ typedef struct trial {
     uint32_t state;
 } trial;
 
-/* Knuth and Lewis's generator: its upper bits are good enough here. */
-static uint32_t next_random(trial *t)
-{
-    t->state = t->state * 1664525u + 1013904223u;
-    return t->state >> 8;
-}
-
 /* The upper byte of floats of the type is its every upper_byte_of-th; 0: the type has none. */
 static size_t upper_byte_of(lvr_wtype type)
 {
@@ -38,7 +32,7 @@ static void fill_weights(trial *t, lvr_wtype type)
 {
     const size_t step = upper_byte_of(type);
     for (size_t i = 0; i < sizeof t->gguf; i++) {
-        const uint8_t byte = (uint8_t)next_random(t);
+        const uint8_t byte = (uint8_t)lvr_lcg_next(&t->state);
         t->gguf[i] = (byte & 0x7c) == 0x7c ? byte ^ 0x40 : byte;
         if (step != 0 && i % step == step - 1)
             t->gguf[i] = (uint8_t)((byte & 0x83) | 0x3c);
@@ -48,7 +42,7 @@ static void fill_weights(trial *t, lvr_wtype type)
 static void fill_activations(trial *t)
 {
     for (size_t i = 0; i < ROWS * N_IN; i++)
-        t->x[i] = (float)(int32_t)(next_random(t) & 0xffffu) - 32768.0f;
+        t->x[i] = (float)(int32_t)(lvr_lcg_next(&t->state) & 0xffffu) - 32768.0f;
 }
 
 static void quantise(trial *t, const lvr_kernels *k, uint32_t n_in)

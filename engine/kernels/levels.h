@@ -73,6 +73,14 @@ static inline uint32_t lvr_group_width(const lvr_matrix *m, uint32_t group)
     return left < LVR_GROUP ? left : LVR_GROUP;
 }
 
+/* The scale of a Q8_0 row's block. */
+static inline float lvr_kv_scale(const uint8_t *row, uint32_t head_dim, uint32_t block)
+{
+    uint16_t half;
+    memcpy(&half, row + head_dim + 2 * (size_t)block, sizeof half);
+    return lvr_f16_to_f32(half);
+}
+
 uint64_t lvr_group_bytes(lvr_wtype t, uint32_t n_in); /* 0: unknown type, or n_in does not fit it */
 
 /* lvr_kernels_init without asking whether the CPU has the level. */
@@ -82,17 +90,20 @@ void lvr_kernels_climb(lvr_kernels *k, lvr_cpu_level level);
 void lvr_kernels_init_c(lvr_kernels *k);
 #if defined(__x86_64__)
 void lvr_kernels_init_avx2(lvr_kernels *k);
-/* The matrix products of the rung, which live in files of their own: quantised, and the others. */
+/* What lives in files of its own: matrix products, quantised and the others, and attention. */
 void lvr_kernels_init_avx2_matmul(lvr_kernels *k);
 void lvr_kernels_init_avx2_dense(lvr_kernels *k);
+void lvr_kernels_init_avx2_attention(lvr_kernels *k);
 void lvr_kernels_init_avx512(lvr_kernels *k);
 void lvr_kernels_init_avx512_matmul(lvr_kernels *k);
+void lvr_kernels_init_avx512_attention(lvr_kernels *k);
 void lvr_kernels_init_amx(lvr_kernels *k);
 void lvr_avx512_matmul_quantised(const lvr_matrix *m, const lvr_acts *a, uint32_t group_begin,
                                  uint32_t group_end, float *out, size_t out_stride);
 #elif defined(__aarch64__)
 void lvr_kernels_init_neon(lvr_kernels *k);
 void lvr_kernels_init_neon_matmul(lvr_kernels *k); /* likewise */
+void lvr_kernels_init_neon_attention(lvr_kernels *k);
 void lvr_kernels_init_dotprod(lvr_kernels *k);
 void lvr_kernels_init_i8mm(lvr_kernels *k);
 #endif

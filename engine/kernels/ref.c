@@ -270,26 +270,65 @@ static void ref_rope(float *x, uint32_t n_heads, uint32_t head_dim, const float 
     }
 }
 
-static float dot_f16(const float *q, const uint16_t *k, uint32_t n)
+/* Element i of a row of a cache. */
+static float kv_element(lvr_kv_type t, const uint8_t *row, uint32_t head_dim, uint32_t i)
+{
+    uint16_t half;
+    if (t == LVR_KV_Q8_0)
+        return lvr_kv_scale(row, head_dim, i / LVR_BLOCK) * (float)((const int8_t *)row)[i];
+    memcpy(&half, row + 2 * (size_t)i, sizeof half);
+    return lvr_f16_to_f32(half);
+}
+
+static float kv_dot(lvr_kv_type t, const float *q, const uint8_t *row, uint32_t head_dim)
 {
     float p[PARTIALS] = {0};
-    for (uint32_t i = 0; i < n; i++)
-        p[i % PARTIALS] = fmaf(q[i], lvr_f16_to_f32(k[i]), p[i % PARTIALS]);
+    for (uint32_t i = 0; i < head_dim; i++)
+        p[i % PARTIALS] = fmaf(q[i], kv_element(t, row, head_dim, i), p[i % PARTIALS]);
     return fold_sum(p);
 }
 
-static void ref_attention(const float *q, const uint16_t *const *k, const uint16_t *const *v, uint32_t n,
-                          uint32_t head_dim, float scale, float *scores, float *out)
+static void ref_keys(lvr_kv_type t, const float *q, uint32_t n_q, const uint8_t *rows, uint32_t n,
+                     uint32_t head_dim, float *scores, size_t stride)
 {
-    for (uint32_t i = 0; i < n; i++)
-        scores[i] = dot_f16(q, k[i], head_dim);
-    const float sum = ref_softmax_exp(scores, n, ref_max(scores, n), scale, scores);
-    memset(out, 0, head_dim * sizeof *out);
-    for (uint32_t i = 0; i < n; i++)
-        for (uint32_t j = 0; j < head_dim; j++)
-            out[j] = fmaf(scores[i], lvr_f16_to_f32(v[i][j]), out[j]);
-    for (uint32_t j = 0; j < head_dim; j++)
-        out[j] /= sum;
+    const size_t row_bytes = lvr_kv_row_bytes(t, head_dim);
+    for (uint32_t i = 0; i < n_q; i++)
+        for (uint32_t j = 0; j < n; j++)
+            scores[i * stride + j] = kv_dot(t, q + (size_t)i * head_dim, rows + j * row_bytes, head_dim);
+}
+
+static void ref_values(lvr_kv_type t, const float *p, size_t stride, uint32_t n_q, const uint8_t *rows,
+                       uint32_t n, uint32_t head_dim, float *acc)
+{
+    const size_t row_bytes = lvr_kv_row_bytes(t, head_dim);
+    for (uint32_t i = 0; i < n_q; i++, acc += head_dim)
+        for (uint32_t j = 0; j < n; j++)
+            for (uint32_t e = 0; e < head_dim; e++)
+                acc[e] = fmaf(p[i * stride + j], kv_element(t, rows + j * row_bytes, head_dim, e), acc[e]);
+}
+
+static void ref_keys_f16(const float *q, uint32_t n_q, const uint8_t *rows, uint32_t n, uint32_t head_dim,
+                         float *scores, size_t stride)
+{
+    ref_keys(LVR_KV_F16, q, n_q, rows, n, head_dim, scores, stride);
+}
+
+static void ref_keys_q8(const float *q, uint32_t n_q, const uint8_t *rows, uint32_t n, uint32_t head_dim,
+                        float *scores, size_t stride)
+{
+    ref_keys(LVR_KV_Q8_0, q, n_q, rows, n, head_dim, scores, stride);
+}
+
+static void ref_values_f16(const float *p, size_t stride, uint32_t n_q, const uint8_t *rows, uint32_t n,
+                           uint32_t head_dim, float *acc)
+{
+    ref_values(LVR_KV_F16, p, stride, n_q, rows, n, head_dim, acc);
+}
+
+static void ref_values_q8(const float *p, size_t stride, uint32_t n_q, const uint8_t *rows, uint32_t n,
+                          uint32_t head_dim, float *acc)
+{
+    ref_values(LVR_KV_Q8_0, p, stride, n_q, rows, n, head_dim, acc);
 }
 
 void lvr_kernels_init_c(lvr_kernels *k)
@@ -303,7 +342,8 @@ void lvr_kernels_init_c(lvr_kernels *k)
         .rope = ref_rope,
         .f32_to_f16 = ref_f32_to_f16,
         .f16_to_f32 = ref_f16_to_f32,
-        .attention = ref_attention,
+        .keys = {[LVR_KV_F16] = ref_keys_f16, [LVR_KV_Q8_0] = ref_keys_q8},
+        .values = {[LVR_KV_F16] = ref_values_f16, [LVR_KV_Q8_0] = ref_values_q8},
         .softmax_exp = ref_softmax_exp,
         .max = ref_max,
     };

@@ -1,5 +1,5 @@
-/* AVX2 + FMA + F16C: everything but the matrix products (x86_avx2_matmul.c). Same operations in the same
- * order as ref.c, eight lanes at a time. */
+/* AVX2 + FMA + F16C: everything but the matrix products and attention (x86_avx2_*.c). Same operations in the
+ * same order as ref.c, eight lanes at a time. */
 #include "engine/kernels/levels.h"
 
 #include <immintrin.h>
@@ -243,7 +243,7 @@ static void avx2_f16_to_f32(const uint16_t *x, uint32_t n, float *y)
         y[i] = lvr_f16_to_f32(x[i]);
 }
 
-/* ---- softmax and attention ---- */
+/* ---- softmax ---- */
 
 /* MAXPS gives its second operand for NaNs and for two zeros: the order of operands below is the reference's.
  */
@@ -305,89 +305,11 @@ static float avx2_softmax_exp(const float *x, uint32_t n, float max, float scale
     return fold_sum(sum);
 }
 
-/* q.k over 16 partials, folded to 8. */
-static inline __m256 dot_partials(const float *q, const uint16_t *k, uint32_t n)
-{
-    __m256 lo = _mm256_setzero_ps(), hi = _mm256_setzero_ps();
-    for (uint32_t i = 0; i < n; i += 16) {
-        lo = _mm256_fmadd_ps(_mm256_loadu_ps(q + i), load_half8(k + i), lo);
-        hi = _mm256_fmadd_ps(_mm256_loadu_ps(q + i + 8), load_half8(k + i + 8), hi);
-    }
-    return _mm256_add_ps(lo, hi);
-}
-
-static inline __m128 fold_8_to_4(__m256 p)
-{
-    return _mm_add_ps(_mm256_castps256_ps128(p), _mm256_extractf128_ps(p, 1));
-}
-
-/* Four positions side by side: their multiply-adds are independent, and one transposition folds all four. */
-static inline __m128 dot_4(const float *q, const uint16_t *const k[4], uint32_t n)
-{
-    __m256 lo[4], hi[4];
-    for (int t = 0; t < 4; t++)
-        lo[t] = hi[t] = _mm256_setzero_ps();
-    for (uint32_t i = 0; i < n; i += 16) {
-        const __m256 qlo = _mm256_loadu_ps(q + i), qhi = _mm256_loadu_ps(q + i + 8);
-        for (int t = 0; t < 4; t++) {
-            lo[t] = _mm256_fmadd_ps(qlo, load_half8(k[t] + i), lo[t]);
-            hi[t] = _mm256_fmadd_ps(qhi, load_half8(k[t] + i + 8), hi[t]);
-        }
-    }
-    __m128 p0 = fold_8_to_4(_mm256_add_ps(lo[0], hi[0])), p1 = fold_8_to_4(_mm256_add_ps(lo[1], hi[1]));
-    __m128 p2 = fold_8_to_4(_mm256_add_ps(lo[2], hi[2])), p3 = fold_8_to_4(_mm256_add_ps(lo[3], hi[3]));
-    _MM_TRANSPOSE4_PS(p0, p1, p2, p3);
-    return _mm_add_ps(_mm_add_ps(p0, p2), _mm_add_ps(p1, p3));
-}
-
-static void scores_of(const float *q, const uint16_t *const *k, uint32_t n, uint32_t head_dim, float *scores)
-{
-    uint32_t i = 0;
-    for (; i + 4 <= n; i += 4)
-        _mm_storeu_ps(scores + i, dot_4(q, k + i, head_dim));
-    for (; i < n; i++)
-        scores[i] = fold_sum8(dot_partials(q, k[i], head_dim));
-}
-
-/* 8 * n_vec elements of the output, from `offset`: as many independent chains of multiply-adds. n_vec is a
- * constant where this is inlined. */
-static inline __attribute__((always_inline)) void weigh_values(const float *p, const uint16_t *const *v,
-                                                               uint32_t n, uint32_t offset, const int n_vec,
-                                                               float sum, float *out)
-{
-    __m256 acc[8];
-    for (int t = 0; t < n_vec; t++)
-        acc[t] = _mm256_setzero_ps();
-    for (uint32_t i = 0; i < n; i++) {
-        const __m256 weight = _mm256_set1_ps(p[i]);
-        const uint16_t *row = v[i] + offset;
-        for (int t = 0; t < n_vec; t++)
-            acc[t] = _mm256_fmadd_ps(weight, load_half8(row + 8 * t), acc[t]);
-    }
-    for (int t = 0; t < n_vec; t++)
-        _mm256_storeu_ps(out + offset + 8 * t, _mm256_div_ps(acc[t], _mm256_set1_ps(sum)));
-}
-
-static void avx2_attention(const float *q, const uint16_t *const *k, const uint16_t *const *v, uint32_t n,
-                           uint32_t head_dim, float scale, float *scores, float *out)
-{
-    scores_of(q, k, n, head_dim, scores);
-    const float sum = avx2_softmax_exp(scores, n, avx2_max(scores, n), scale, scores);
-    uint32_t j = 0;
-    for (; j + 64 <= head_dim; j += 64)
-        weigh_values(scores, v, n, j, 8, sum, out);
-    if (j + 32 <= head_dim) {
-        weigh_values(scores, v, n, j, 4, sum, out);
-        j += 32;
-    }
-    if (j < head_dim)
-        weigh_values(scores, v, n, j, 2, sum, out);
-}
-
 void lvr_kernels_init_avx2(lvr_kernels *k)
 {
     lvr_kernels_init_avx2_matmul(k);
     lvr_kernels_init_avx2_dense(k);
+    lvr_kernels_init_avx2_attention(k);
     k->quantize_row = avx2_quantize_row;
     k->rmsnorm = avx2_rmsnorm;
     k->silu_mul = avx2_silu_mul;
@@ -395,7 +317,6 @@ void lvr_kernels_init_avx2(lvr_kernels *k)
     k->rope = avx2_rope;
     k->f32_to_f16 = avx2_f32_to_f16;
     k->f16_to_f32 = avx2_f16_to_f32;
-    k->attention = avx2_attention;
     k->softmax_exp = avx2_softmax_exp;
     k->max = avx2_max;
 }

@@ -1,6 +1,6 @@
-/* AVX-512: everything but the matrix products (x86_avx512_matmul.c). Same operations in the same order as
- * ref.c: the 16 partials of a reduction are one register, and what a row has less than 16 elements left over
- * is done under a mask. rope stays AVX2's: a head is short. */
+/* AVX-512: everything but the matrix products and attention (x86_avx512_*.c). Same operations in the same
+ * order as ref.c: the 16 partials of a reduction are one register, and what a row has less than 16 elements
+ * left over is done under a mask. rope stays AVX2's: a head is short. */
 #include "engine/kernels/levels.h"
 #include "engine/kernels/x86_intrin.h"
 
@@ -16,11 +16,6 @@ static inline __mmask16 lanes(uint32_t n)
 static inline __mmask16 lanes_left(uint32_t n, uint32_t i)
 {
     return n - i < 16 ? lanes(n - i) : 0xffffu;
-}
-
-static inline __m512 load_half16(const uint16_t *h)
-{
-    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)h));
 }
 
 /* Upper half of the register's lanes. */
@@ -195,7 +190,7 @@ static void avx512_f16_to_f32(const uint16_t *x, uint32_t n, float *y)
     }
 }
 
-/* ---- softmax and attention ---- */
+/* ---- softmax ---- */
 
 /* VMAXPS gives its second operand for NaNs and for two zeros: the order of operands is the reference's. */
 static float avx512_max(const float *x, uint32_t n)
@@ -224,89 +219,16 @@ static float avx512_softmax_exp(const float *x, uint32_t n, float max, float sca
     return fold_sum(sum);
 }
 
-/* q.k of one position. */
-static inline float dot_1(const float *q, const uint16_t *k, uint32_t n)
-{
-    __m512 p = _mm512_setzero_ps();
-    for (uint32_t i = 0; i < n; i += 16)
-        p = _mm512_fmadd_ps(_mm512_loadu_ps(q + i), load_half16(k + i), p);
-    return fold_sum(p);
-}
-
-/* Four positions side by side: their multiply-adds are independent, and one transposition folds all four. */
-static inline __m128 dot_4(const float *q, const uint16_t *const k[4], uint32_t n)
-{
-    __m512 p[4];
-    for (int t = 0; t < 4; t++)
-        p[t] = _mm512_setzero_ps();
-    for (uint32_t i = 0; i < n; i += 16) {
-        const __m512 v = _mm512_loadu_ps(q + i);
-        for (int t = 0; t < 4; t++)
-            p[t] = _mm512_fmadd_ps(v, load_half16(k[t] + i), p[t]);
-    }
-    __m128 p0 = fold_to_4(p[0]), p1 = fold_to_4(p[1]), p2 = fold_to_4(p[2]), p3 = fold_to_4(p[3]);
-    _MM_TRANSPOSE4_PS(p0, p1, p2, p3);
-    return _mm_add_ps(_mm_add_ps(p0, p2), _mm_add_ps(p1, p3));
-}
-
-static void scores_of(const float *q, const uint16_t *const *k, uint32_t n, uint32_t head_dim, float *scores)
-{
-    uint32_t i = 0;
-    for (; i + 4 <= n; i += 4)
-        _mm_storeu_ps(scores + i, dot_4(q, k + i, head_dim));
-    for (; i < n; i++)
-        scores[i] = dot_1(q, k[i], head_dim);
-}
-
-/* 16 * n_vec elements of the output, from `offset`: as many independent chains of multiply-adds. n_vec is a
- * constant where this is inlined. */
-static inline __attribute__((always_inline)) void weigh_values(const float *p, const uint16_t *const *v,
-                                                               uint32_t n, uint32_t offset, const int n_vec,
-                                                               float sum, float *out)
-{
-    __m512 acc[8];
-    for (int t = 0; t < n_vec; t++)
-        acc[t] = _mm512_setzero_ps();
-    for (uint32_t i = 0; i < n; i++) {
-        const __m512 weight = _mm512_set1_ps(p[i]);
-        const uint16_t *row = v[i] + offset;
-        for (int t = 0; t < n_vec; t++)
-            acc[t] = _mm512_fmadd_ps(weight, load_half16(row + 16 * t), acc[t]);
-    }
-    for (int t = 0; t < n_vec; t++)
-        _mm512_storeu_ps(out + offset + 16 * t, _mm512_div_ps(acc[t], _mm512_set1_ps(sum)));
-}
-
-static void avx512_attention(const float *q, const uint16_t *const *k, const uint16_t *const *v, uint32_t n,
-                             uint32_t head_dim, float scale, float *scores, float *out)
-{
-    scores_of(q, k, n, head_dim, scores);
-    const float sum = avx512_softmax_exp(scores, n, avx512_max(scores, n), scale, scores);
-    uint32_t j = 0;
-    for (; j + 128 <= head_dim; j += 128)
-        weigh_values(scores, v, n, j, 8, sum, out);
-    if (j + 64 <= head_dim) {
-        weigh_values(scores, v, n, j, 4, sum, out);
-        j += 64;
-    }
-    if (j + 32 <= head_dim) {
-        weigh_values(scores, v, n, j, 2, sum, out);
-        j += 32;
-    }
-    if (j < head_dim)
-        weigh_values(scores, v, n, j, 1, sum, out);
-}
-
 void lvr_kernels_init_avx512(lvr_kernels *k)
 {
     lvr_kernels_init_avx512_matmul(k);
+    lvr_kernels_init_avx512_attention(k);
     k->quantize_row = avx512_quantize_row;
     k->rmsnorm = avx512_rmsnorm;
     k->silu_mul = avx512_silu_mul;
     k->add = avx512_add;
     k->f32_to_f16 = avx512_f32_to_f16;
     k->f16_to_f32 = avx512_f16_to_f32;
-    k->attention = avx512_attention;
     k->softmax_exp = avx512_softmax_exp;
     k->max = avx512_max;
 }

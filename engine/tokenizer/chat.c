@@ -70,7 +70,8 @@ static lvr_status find_format(const lvr_tokenizer *t, const struct format **ret,
     return lvr_fail(err, LVR_ERR_UNSUPPORTED,
                     "%s: the chat format of this model (architecture \"%s\") is not supported: known are "
                     "Llama 3 (<|start_header_id|>) and ChatML (<|im_start|>), its tokenizer.chat_template "
-                    "begins \"%s\"; write the format into the prompt and leave --chat out",
+                    "begins \"%s\"; leave --chat out, and the model goes on from the prompt as it is, or "
+                    "take a model with one of these formats",
                     t->path, lvr_show(t->architecture, strlen(t->architecture)).text,
                     first_line(t->chat_template).text);
 }

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 
 sys.dont_write_bytecode = True
@@ -48,11 +49,11 @@ class Case:
         return self.path(name)
 
     def start(self, *args, **more):
-        return subprocess.Popen([self.program, *map(str, args)], cwd=self.folder, env=self.env, stdin=subprocess.DEVNULL,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
+        return subprocess.Popen([self.program, *map(str, args)], cwd=self.folder, env=self.env, text=True, **streams)
 
-    def lever(self, *args):
-        process = self.start(*args)
+    def lever(self, *args, **more):
+        process = self.start(*args, **more)
         try:
             out, err = process.communicate(timeout=SECONDS)
         except subprocess.TimeoutExpired:
@@ -61,20 +62,20 @@ class Case:
             raise AssertionError(f"hangs: {Result(args, None, out, err)}") from None
         return Result(args, process.returncode, out, err)
 
-    def good(self, *args):
+    def good(self, *args, **more):
         """Must succeed; returns the result."""
-        r = self.lever(*args)
+        r = self.lever(*args, **more)
         check(r.status == 0, "expected status 0", r)
         check_messages(r)
         return r
 
-    def json(self, *args):
+    def json(self, *args, **more):
         """Must succeed and print one JSON document, nothing else."""
-        return parse_json(self.good(*args, "--json"))
+        return parse_json(self.good(*args, "--json", **more))
 
-    def bad(self, status, words, *args):
+    def bad(self, status, words, *args, **more):
         """Must fail with this status, print no result, and say all these words in its message."""
-        r = self.lever(*args)
+        r = self.lever(*args, **more)
         check(r.status == status, f"expected status {status}", r)
         check(r.out == "", "a failure prints no result on standard output", r)
         check_messages(r)
@@ -134,7 +135,12 @@ class SmallDisk:
         return self.folder
 
     def __exit__(self, *_):
-        subprocess.run(["umount", self.folder], check=False)
+        """A moment after a program has ended the kernel may still hold the files that its io_uring had registered."""
+        for _ in range(100):
+            if subprocess.run(["umount", self.folder], capture_output=True, check=False).returncode == 0:
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"{self.folder} cannot be unmounted")
 
 
 def interrupt(process):

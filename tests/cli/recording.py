@@ -69,6 +69,17 @@ def test_interrupts_at_any_moment(case):
                 check("interrupted" in err, err)
 
 
+def test_benchmarks_of_long_contexts_answer(case):
+    """While the cache is filled, and between layers that take long."""
+    for pause in (0.1, 0.3, 1, 3):
+        for name in ("model", "accel"):
+            process = case.start("bench", name, case.draft, "-c", "65536", "--rows", "64")
+            time.sleep(pause)
+            interrupt(process)
+            out, err = process.communicate(timeout=30)
+            check(process.returncode == 1 and "interrupted" in err and out == "", f"{name}, {pause} s: {process.returncode}\n{err}")
+
+
 def test_text_so_far_stays_on_standard_output(case):
     process = case.start("run", "-m", case.target, *PROMPT, "-n", "400", "--emulate-flash", "emulated-100", "--emulate-scale",
                          "0.2", "--resident", "0")

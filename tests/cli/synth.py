@@ -52,6 +52,10 @@ def test_wrong_usage(case):
     case.bad(2, ["--agree", "--planted"], "model", "synth", "--shape", shape, "--agree", "0.5", "-o", "x.gguf")
     case.bad(2, ["--agree", "--gap"], "model", "synth", "--shape", shape, "--planted", "--agree", "0.5", "--gap", "0.1",
              "-o", "x.gguf")
+    for rate in "0", "1":
+        case.bad(2, ["--agree", "above 0.25", "below 1, found " + rate], "model", "synth", "--shape", shape, "--planted",
+                 "--agree", rate, "-o", "x.gguf")
+    case.bad(2, ["-o OUT.gguf"], "model", "synth", "--shape", shape, "-o", "")
     case.bad(2, ["agreement of 0.1", "0.26"], "model", "synth", "--shape", shape, "--planted", "--agree", "0.1", "-o", "x.gguf")
     case.bad(2, ["--agree", "1.5"], "model", "synth", "--shape", shape, "--planted", "--agree", "1.5", "-o", "x.gguf")
     case.bad(2, ["LAYER:RATE", "4"], "model", "synth", "--shape", shape, "--planted", "--early-agree", "4", "-o", "x.gguf")

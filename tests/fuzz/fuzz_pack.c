@@ -1,7 +1,7 @@
 /*
  * The first byte chooses. 0: the rest is a pack. 1: the rest is a pack whose checksums are made right first,
  * so that what lies behind them is reached. 2: the rest is a GGUF file: if its shape is accepted, packing
- * must succeed, and the pack must open and verify, unless a norm or bias holds what is no number.
+ * must succeed, and the pack must open and verify, unless a weight is infinite or no number.
  */
 #include "common/fs.h"
 #include "engine/pack.h"

@@ -46,43 +46,129 @@ static uint64_t json_number(const char *path, const char *key)
     return value;
 }
 
-Test(inv_budget, peak_memory, .timeout = 300)
+/* One way to run: everything else is the same. */
+typedef struct way {
+    const char *kv_type, *resident_layers, *ring, *policy, *prefill_chunk;
+} way;
+
+#define MAX_ARGS 40
+
+/* The arguments of `lever run`, or of `lever model plan` with the same plan. */
+static void arguments(const char **argv, const char *program, bool plan, const way *w, const char *target,
+                      const char *draft, const char *prompt, const char *budget)
+{
+    const char *const same[] = {"-m",
+                                target,
+                                "-md",
+                                draft,
+                                "--policy",
+                                w->policy,
+                                "--ring",
+                                w->ring,
+                                "--kv-type",
+                                w->kv_type,
+                                "-c",
+                                "800",
+                                "--json",
+                                "--resident-layers",
+                                w->resident_layers,
+                                "--prefill-chunk",
+                                w->prefill_chunk};
+    const char *const run[] = {"-f", prompt, "-n", "2", "-q", "--ignore-eos"};
+    size_t n = 0;
+    argv[n++] = program;
+    argv[n++] = plan ? "model" : "run";
+    if (plan)
+        argv[n++] = "plan";
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++)
+        argv[n++] = same[i];
+    for (size_t i = 0; !plan && i < sizeof run / sizeof *run; i++)
+        argv[n++] = run[i];
+    if (budget) {
+        argv[n++] = "--dram-budget";
+        argv[n++] = budget;
+    }
+    argv[n] = NULL;
+}
+
+typedef struct runs {
+    const char *program;
+    struct model_file target, draft;
+    char out[128], prompt[128];
+} runs;
+
+static uint64_t least_budget(const runs *r, const way *w)
+{
+    const char *argv[MAX_ARGS];
+    arguments(argv, r->program, true, w, r->target.path, r->draft.path, r->prompt, NULL);
+    cr_assert_eq(run_program(argv, r->out), 0);
+    return json_number(r->out, "least_feasible_bytes");
+}
+
+static int run_within(const runs *r, const way *w, uint64_t budget_bytes)
+{
+    const char *argv[MAX_ARGS];
+    char budget[32];
+    snprintf(budget, sizeof budget, "%" PRIu64, budget_bytes);
+    arguments(argv, r->program, false, w, r->target.path, r->draft.path, r->prompt, budget);
+    return run_program(argv, r->out);
+}
+
+static void check_run(const runs *r, const way *w, uint64_t budget_bytes)
+{
+    cr_assert_eq(run_within(r, w, budget_bytes), 0);
+    const uint64_t peak = json_number(r->out, "peak_rss_bytes");
+    cr_assert_leq(json_number(r->out, "dram_plan_bytes"), budget_bytes);
+    cr_assert_leq(peak, budget_bytes + SLACK_BYTES,
+                  "peak of %" PRIu64 " bytes with a budget of %" PRIu64
+                  ", KV %s, %s layers resident, ring of %s",
+                  peak, budget_bytes, w->kv_type, w->resident_layers, w->ring);
+    cr_assert_gt(json_number(r->out, "bytes_read"), 0, "something is streamed, or this proves nothing");
+    cr_assert_gt(json_number(r->out, "n_prompt"), 300);
+}
+
+static void make_models(runs *r)
+{
+    char text[400];
+    lvr_error err = LVR_ERROR_INIT;
+    r->program = getenv("LVR_LEVER");
+    cr_assert(r->program, "LVR_LEVER must name the program");
+    model_file_make(&r->draft,
+                    &(struct gguf_tiny){.type = LVR_Q8_0, .n_layers = 1, .n_ctx = 1024, .seed = 4});
+    model_file_make(&r->target, &(struct gguf_tiny){.type = LVR_Q8_0,
+                                                    .n_layers = 16,
+                                                    .d_model = 512,
+                                                    .n_heads = 8,
+                                                    .n_kv = 4,
+                                                    .d_ff = 2048,
+                                                    .n_ctx = 1024,
+                                                    .seed = 4});
+    snprintf(r->out, sizeof r->out, "%s/out.json", r->target.dir);
+    snprintf(r->prompt, sizeof r->prompt, "%s/prompt.txt", r->target.dir);
+    for (size_t i = 0; i < sizeof text; i++)
+        text[i] = (char)('a' + i * i % 26);
+    cr_assert_eq(lvr_write_file_atomic(r->prompt, text, sizeof text, &err), LVR_OK, "%s", err.msg);
+}
+
+/* The first plan also packs, once, which is no part of a run. */
+Test(inv_budget, peak_memory, .timeout = 500)
 {
 #if defined(__SANITIZE_ADDRESS__)
     cr_skip("the sanitizer's own memory counts too");
 #endif
-    const char *program = getenv("LVR_LEVER");
-    cr_assert(program, "LVR_LEVER must name the program");
-    struct model_file target, draft;
-    char out[128], budget[32];
-    model_file_make(&draft, &(struct gguf_tiny){.type = LVR_Q8_0, .n_layers = 1, .seed = 4});
-    model_file_make(&target, &(struct gguf_tiny){.type = LVR_Q8_0,
-                                                 .n_layers = 16,
-                                                 .d_model = 512,
-                                                 .n_heads = 8,
-                                                 .n_kv = 4,
-                                                 .d_ff = 2048,
-                                                 .seed = 4});
-    snprintf(out, sizeof out, "%s/out.json", target.dir);
-    /* Packing happens once and is no part of a run. */
-    const char *pack[] = {program, "run", "-m", target.path, "-p", "ab", "-n", "1", NULL};
-    cr_assert_eq(run_program(pack, out), 0);
-    for (uint64_t mib = 26; mib <= 40; mib += 14) {
-        snprintf(budget, sizeof budget, "%" PRIu64 "MiB", mib);
-        const char *argv[] = {program,         "run",   "-m",       target.path, "-md", draft.path,
-                              "--policy",      "chain", "--prompt", "ab",        "-n",  "4",
-                              "--dram-budget", budget,  "--json",   NULL};
-        cr_assert_eq(run_program(argv, out), 0);
-        const uint64_t peak = json_number(out, "peak_rss_bytes"),
-                       planned = json_number(out, "dram_plan_bytes");
-        cr_assert_leq(planned, mib * MIB);
-        cr_assert_leq(peak, mib * MIB + SLACK_BYTES,
-                      "peak of %" PRIu64 " bytes with a budget of %" PRIu64 " MiB", peak, mib);
-        cr_assert_gt(json_number(out, "bytes_read"), 0, "something is streamed, or this proves nothing");
+    static const way ways[] = {
+        {"f16", "spread", "2", "chain", "0"},  {"f16", "first", "4", "chain", "64"},
+        {"q8_0", "last", "2", "random", "0"},  {"q8_0", "spread", "4", "ar", "600"},
+        {"f16", "last", "1", "random", "300"},
+    };
+    runs r;
+    make_models(&r);
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        const uint64_t least = least_budget(&r, &ways[i]);
+        check_run(&r, &ways[i], least);
+        check_run(&r, &ways[i], least + 14 * MIB);
+        cr_assert_eq(run_within(&r, &ways[i], least - 1), 2, "a budget that is too small is refused");
     }
-    const char *argv[] = {program, "run",           "-m",   target.path, "-p", "ab", "-n",
-                          "4",     "--dram-budget", "1MiB", NULL};
-    cr_assert_eq(run_program(argv, out), 2, "a budget that is too small is refused");
-    model_file_remove(&draft);
-    model_file_remove(&target);
+    model_file_remove(&r.draft);
+    model_file_remove(&r.target);
 }

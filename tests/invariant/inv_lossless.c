@@ -12,7 +12,8 @@
 #define N_PREDICT 24u
 #define N_VARIANTS 12u /* of sampling (3) and schedule (4), all combinations; the rest varies along */
 
-static const char *const policies[] = {"ar", "chain", "lever", "random"};
+static const char *const policies[] = {"ar",       "chain", "sequoia", "eagle2", "opttree",
+                                       "specexec", "smart", "edgellm", "lever",  "random"};
 #define N_POLICIES (sizeof policies / sizeof policies[0])
 
 static const lvr_sampling samplings[] = {

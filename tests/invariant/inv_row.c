@@ -172,13 +172,20 @@ static void start_over(const struct trial *t, uint32_t prompt_chunk)
     rig_prompt(t->rig, t->scene->prompt, t->scene->n_prompt, prompt_chunk);
 }
 
+static void start_over_direct(const struct trial *t, uint32_t prompt_chunk)
+{
+    lvr_kv_clear(&t->rig->kv);
+    rig_prompt_direct(t->rig, t->scene->prompt, t->scene->n_prompt, prompt_chunk);
+}
+
 static void expect_same(const struct trial *t, const char *way)
 {
     const size_t vocab = t->rig->vocab;
     for (uint32_t i = 0; i < N_TREE; i++)
         cr_assert(memcmp(t->want + i * vocab, t->got + i * vocab, vocab * sizeof *t->got) == 0,
-                  "row %u differs: %s, %s, level %s, %u threads, prompt of %u", i, way, t->model,
-                  lvr_cpu_level_name(t->rig->kernels.level), lvr_pool_size(t->rig->pool), t->scene->n_prompt);
+                  "row %u differs: %s, %s, KV %s, level %s, %u threads, prompt of %u", i, way, t->model,
+                  lvr_kv_type_name(t->rig->kv.shape.type), lvr_cpu_level_name(t->rig->kernels.level),
+                  lvr_pool_size(t->rig->pool), t->scene->n_prompt);
     memset(t->got, 0xff, N_TREE * vocab * sizeof *t->got);
 }
 
@@ -199,17 +206,36 @@ static void try_all_ways(const struct trial *t)
     expect_same(t, "one row a pass");
     run_on_two_units(t->rig, t->scene, t->got);
     expect_same(t, "on two units");
+    start_over_direct(t, MAX_PROMPT);
+    run_tree(t->rig, t->scene, N_TREE, 0, -1, t->got);
+    expect_same(t, "whole prompt straight into the cache");
+    start_over_direct(t, 11);
+    run_tree(t->rig, t->scene, N_TREE, 0, -1, t->got);
+    expect_same(t, "prompt straight into the cache, 11 rows a pass");
     run_committed_then_continued(t->rig, t->scene, t->got);
     expect_same(t, "committed, then continued");
 }
 
+static void open_rig(struct rig *r, lvr_model *model, lvr_kv_type kv_type, lvr_cpu_level level,
+                     uint32_t threads)
+{
+    const struct rig_sizes sizes = {.level = level,
+                                    .kv_type = kv_type,
+                                    .threads = threads,
+                                    .n_ctx = N_CTX,
+                                    .max_rows = MAX_PROMPT,
+                                    .max_prompt_rows = MAX_PROMPT,
+                                    .max_scratch = MAX_SCRATCH};
+    rig_open_sized(r, model, &sizes);
+}
+
 /* The C reference is slow: its thread counts are taken in turn, one for each scene. */
-static void check_scene(lvr_model *model, const char *name, const struct scene *s)
+static void check_scene(lvr_model *model, const char *name, lvr_kv_type kv_type, const struct scene *s)
 {
     const size_t n = (size_t)N_TREE * model->shape->vocab;
     float *want = malloc(n * sizeof *want), *got = malloc(n * sizeof *got);
     struct rig r;
-    rig_open(&r, model, LVR_CPU_C, 1, N_CTX, MAX_PROMPT, MAX_SCRATCH);
+    open_rig(&r, model, kv_type, LVR_CPU_C, 1);
     rig_prompt(&r, s->prompt, s->n_prompt, 1);
     run_tree(&r, s, 1, 0, -1, want);
     rig_close(&r);
@@ -219,7 +245,7 @@ static void check_scene(lvr_model *model, const char *name, const struct scene *
             if (!lvr_cpu_has((lvr_cpu_level)level) ||
                 (level == LVR_CPU_C && lvr_cpu_best() != LVR_CPU_C && threads % 3 != s->n_prompt % 3))
                 continue;
-            rig_open(&r, model, (lvr_cpu_level)level, threads, N_CTX, MAX_PROMPT, MAX_SCRATCH);
+            open_rig(&r, model, kv_type, (lvr_cpu_level)level, threads);
             try_all_ways(&t);
             rig_close(&r);
         }
@@ -237,7 +263,10 @@ static void check_model(const struct gguf_tiny *spec, const uint32_t *prompts, s
     for (size_t i = 0; i < n_prompts; i++) {
         struct scene s;
         make_scene(&s, prompts[i], model->shape->vocab);
-        check_scene(model, name, &s);
+        check_scene(model, name, LVR_KV_F16, &s);
+        if (prompts[i] <
+            MAX_PROMPT) /* long ones take their time, and kernels see as many rows in their tests */
+            check_scene(model, name, LVR_KV_Q8_0, &s);
     }
     lvr_model_free(model);
     model_file_remove(&file);

@@ -3,6 +3,7 @@
  * completes reads, and layers on the accelerator, in random order and at random moments: ROUND-ORDER,
  * ROUND-RING, ROUND-BYTES, ROUND-TOKENS, ROUND-UNIT, and that every policy commits the tokens of `ar`.
  */
+#include "common/minmax.h"
 #include "common/rng.h"
 #include "costmodel/core/round.h"
 
@@ -12,6 +13,7 @@
 
 #define VOCAB 50
 #define MAX_OUT 256
+#define MAX_PROMPT 9000
 
 /* The "target": a token that depends on the last two tokens only, so that loops and matches both occur. */
 static int32_t target_next(int32_t a, int32_t b)
@@ -22,7 +24,7 @@ static int32_t target_next(int32_t a, int32_t b)
 typedef struct host {
     lvr_round *m;
     lvr_geometry g;
-    int32_t history[512]; /* committed, the root last */
+    int32_t history[MAX_PROMPT + MAX_OUT]; /* committed, the root last */
     uint32_t n_history, n_cached, n_draft_cached;
     int32_t out[MAX_OUT];
     uint32_t n_out;
@@ -33,6 +35,7 @@ typedef struct host {
     uint32_t staged, next_layer;
     lvr_unit unit;                                /* of the pass */
     uint32_t n_npu_layers, n_cpu_layers, n_joint; /* n_joint: moments with a DRAFT and a LAYER action */
+    uint32_t n_prompt_passes, most_prompt_rows;
     lvr_rng rng;
     lvr_stop stop;
     uint64_t read_log; /* hash of the order of READ actions */
@@ -86,6 +89,14 @@ static void answer_layer(host *h, const lvr_action *a)
     if (a->layer.layer == 0)
         h->unit = a->layer.unit;
     cr_assert_eq(a->layer.unit, h->unit, "ROUND-UNIT: one unit a pass");
+    if (a->layer.layer == 0 && a->layer.prefill) {
+        h->n_prompt_passes++;
+        h->most_prompt_rows = lvr_max_u32(h->most_prompt_rows, a->layer.n_rows);
+    }
+    for (uint32_t r = 0; a->layer.prefill && r < a->layer.n_rows; r++) {
+        cr_assert_eq(a->layer.rows[r].position, h->n_cached + r, "a prompt's rows continue the cache");
+        cr_assert_eq(a->layer.rows[r].token, h->history[h->n_cached + r]);
+    }
     h->n_npu_layers += a->layer.unit == LVR_UNIT_NPU;
     h->n_cpu_layers += a->layer.unit == LVR_UNIT_CPU;
     if (!h->g.resident[a->layer.layer]) {
@@ -193,7 +204,8 @@ static void take_compute(host *h, const lvr_action *a, lvr_action pending[2], bo
 
 static void run_request(host *h, uint64_t request, uint32_t n_prompt, uint32_t n_predict)
 {
-    int32_t prompt[300];
+    static int32_t prompt[MAX_PROMPT];
+    cr_assert_leq(n_prompt, MAX_PROMPT);
     for (uint32_t i = 0; i < n_prompt; i++)
         prompt[i] = (int32_t)(lvr_mix64(request * 1000 + i) % VOCAB);
     memcpy(h->history, prompt, n_prompt * sizeof prompt[0]);
@@ -227,7 +239,7 @@ static lvr_geometry geometry(lvr_io_mode mode, uint32_t ring, double resident)
     lvr_geometry g = {.n_layers = 5, .slice_bytes = 8192, .ring_slots = ring, .io_mode = mode};
     for (uint32_t l = 0; l < 5; l++)
         g.layer_bytes[l] = 4096 * (l + 1);
-    lvr_geometry_set_resident(&g, resident);
+    lvr_geometry_set_resident(&g, resident, LVR_RESIDENT_SPREAD);
     return g;
 }
 
@@ -249,6 +261,7 @@ typedef struct setting {
     lvr_io_mode mode;
     lvr_place place;
     uint32_t ring, n_ctx;
+    uint32_t chunk, n_prompt; /* 0: 7, 20 */
     double resident;
     uint64_t timing_seed;
     int32_t eos;
@@ -260,7 +273,7 @@ typedef struct outcome {
     uint32_t n;
     lvr_stop stop;
     uint64_t read_log;
-    uint32_t n_npu_layers, n_cpu_layers, n_joint;
+    uint32_t n_npu_layers, n_cpu_layers, n_joint, n_prompt_passes, most_prompt_rows;
 } outcome;
 
 /* Two requests. */
@@ -276,7 +289,7 @@ static void run(const setting *s, outcome *ret)
     const lvr_round_config c = {.policy = &p,
                                 .geometry = &h.g,
                                 .n_ctx = s->n_ctx,
-                                .prefill_chunk = 7,
+                                .prefill_chunk = s->chunk ? s->chunk : 7,
                                 .max_rows = 64,
                                 .eos_token = s->eos,
                                 .more_eos = s->more_eos,
@@ -284,7 +297,7 @@ static void run(const setting *s, outcome *ret)
                                 .seed = 3};
     cr_assert_eq(lvr_round_new(&c, &h.m, NULL), LVR_OK);
     *ret = (outcome){0};
-    run_request(&h, 1, 20, 60);
+    run_request(&h, 1, s->n_prompt ? s->n_prompt : 20, 60);
     memcpy(ret->out, h.out, h.n_out * sizeof h.out[0]);
     ret->n = h.n_out;
     run_request(&h, 2, 1, 40);
@@ -295,6 +308,8 @@ static void run(const setting *s, outcome *ret)
     ret->n_npu_layers = h.n_npu_layers;
     ret->n_cpu_layers = h.n_cpu_layers;
     ret->n_joint = h.n_joint;
+    ret->n_prompt_passes = h.n_prompt_passes;
+    ret->most_prompt_rows = h.most_prompt_rows;
     lvr_round_free(h.m);
 }
 
@@ -316,7 +331,7 @@ static void expect_like(const setting *s, const outcome *ref)
 
 Test(round_machine, laws_hold_and_policies_agree)
 {
-    static const char *const names[] = {"ar", "chain", "lever", "random"};
+    const uint32_t n = (uint32_t)lvr_n_policies;
     for (int32_t eos = -1; eos < 8; eos += 4) {
         for (uint32_t n_ctx = 45; n_ctx <= 200; n_ctx += 155) {
             outcome ref;
@@ -324,11 +339,11 @@ Test(round_machine, laws_hold_and_policies_agree)
                 .policy = "ar", .mode = LVR_IO_SERIAL, .ring = 1, .resident = 1, .n_ctx = n_ctx, .eos = eos};
             run(&plain, &ref);
             cr_assert_gt(ref.n, 0);
-            for (uint32_t i = 0; i < 4 * 2 * 4 * 3 * 3; i++) {
-                const uint32_t ring = 1 + i / 8 % 4, resident = i / 32 % 3;
-                const setting s = {.policy = names[i % 4],
-                                   .mode = (lvr_io_mode)(i / 4 % 2),
-                                   .place = (lvr_place)(i / 96),
+            for (uint32_t i = 0; i < n * 2 * 4 * 3 * 3; i++) {
+                const uint32_t ring = 1 + i / n / 2 % 4, resident = i / n / 8 % 3;
+                const setting s = {.policy = lvr_policies[i % n]->name,
+                                   .mode = (lvr_io_mode)(i / n % 2),
+                                   .place = (lvr_place)(i / n / 24),
                                    .ring = ring,
                                    .resident = resident * 0.4,
                                    .timing_seed = i,
@@ -336,6 +351,38 @@ Test(round_machine, laws_hold_and_policies_agree)
                                    .eos = eos};
                 expect_like(&s, &ref);
             }
+        }
+    }
+}
+
+/* A prompt takes as few passes as its chunks allow, whatever their size; the text does not depend on it. */
+Test(round_machine, prompts_in_chunks_of_any_size)
+{
+    static const char *const names[] = {"ar", "chain", "lever", "random"};
+    static const uint32_t chunks[] = {1, 7, 64, 512, LVR_MAX_PREFILL_ROWS};
+    static const uint32_t prompts[] = {2, 512, 513, 514, 8200};
+    for (size_t p = 0; p < sizeof prompts / sizeof prompts[0]; p++) {
+        outcome ref;
+        setting s = {.policy = "ar",
+                     .mode = LVR_IO_PIPELINED,
+                     .ring = 2,
+                     .n_ctx = MAX_PROMPT,
+                     .n_prompt = prompts[p],
+                     .eos = -1};
+        run(&s, &ref);
+        for (uint32_t i = 0; i < 5 * 3; i++) {
+            outcome got;
+            s.chunk = chunks[i % 5];
+            s.place = (lvr_place)(i / 5);
+            s.policy = names[(i + p) % 4];
+            s.timing_seed = i;
+            run(&s, &got);
+            const uint32_t rows = prompts[p] - 1;
+            cr_assert_eq(got.n, ref.n);
+            cr_assert_eq(memcmp(got.out, ref.out, got.n * sizeof ref.out[0]), 0);
+            cr_assert_eq(got.n_prompt_passes, (rows + s.chunk - 1) / s.chunk,
+                         "%u rows in chunks of %u: %u passes", rows, s.chunk, got.n_prompt_passes);
+            cr_assert_eq(got.most_prompt_rows, lvr_min_u32(rows, s.chunk));
         }
     }
 }
@@ -419,6 +466,13 @@ Test(round_machine, refuses_what_cannot_be)
     policy_of(&p, "lever");
     p.has_cost = false;
     cr_assert_eq(lvr_round_new(&c, &m, &err), LVR_ERR_CONFIG);
+    policy_of(&p, "ar");
+    c.prefill_chunk = LVR_MAX_PREFILL_ROWS + 1;
+    cr_assert_eq(lvr_round_new(&c, &m, &err), LVR_ERR_CONFIG);
+    cr_assert(strstr(err.msg, "prompt pass"), "%s", err.msg);
+    c.prefill_chunk = 8;
+    c.max_rows = LVR_MAX_VERIFY_NODES + 1;
+    cr_assert_eq(lvr_round_new(&c, &m, &err), LVR_ERR_CONFIG, "trees stay smaller than prompt passes");
     c.max_rows = 0;
     cr_assert_eq(lvr_round_new(&c, &m, &err), LVR_ERR_CONFIG);
 }

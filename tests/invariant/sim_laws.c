@@ -15,7 +15,8 @@ static lvr_geometry random_geometry(lvr_rng *rng)
                       .io_mode = lvr_rng_below(rng, 2) ? LVR_IO_PIPELINED : LVR_IO_SERIAL};
     for (uint32_t l = 0; l < g.n_layers; l++)
         g.layer_bytes[l] = 4096 * (1 + lvr_rng_below(rng, 100));
-    lvr_geometry_set_resident(&g, lvr_rng_below(rng, 3) ? lvr_rng_unit(rng) : 0.0);
+    lvr_geometry_set_resident(&g, lvr_rng_below(rng, 3) ? lvr_rng_unit(rng) : 0.0,
+                              (lvr_residency)lvr_rng_below(rng, 3));
     return g;
 }
 

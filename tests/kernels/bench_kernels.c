@@ -8,6 +8,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 typedef struct shape {
     uint32_t n_out, n_in, reps;
@@ -70,15 +71,16 @@ static void print_shape(lvr_wtype t, const shape *s, lvr_cpu_level level, double
 
 /* ---- the rest of a layer: nanoseconds per call ---- */
 
-enum { DIM = 4096, HEAD_DIM = 64, POSITIONS = 512, REPEATS = 20 };
+enum { DIM = 4096, HEAD_DIM = 64, POSITIONS = 512, QUERIES = 8, REPEATS = 20 };
 
 typedef struct scratch {
     float a[DIM], b[DIM], y[DIM];
     int8_t q[DIM];
     float d[DIM / LVR_BLOCK];
     int16_t hsum[DIM / LVR_BLOCK * 2];
-    uint16_t half[DIM], keys[POSITIONS][HEAD_DIM];
-    const uint16_t *k[POSITIONS];
+    uint16_t half[DIM];
+    uint8_t rows[POSITIONS * HEAD_DIM * 2];
+    float scores[QUERIES * POSITIONS];
 } scratch;
 
 typedef void (*op_fn)(const lvr_kernels *k, scratch *s);
@@ -113,9 +115,31 @@ static void op_softmax(const lvr_kernels *k, scratch *s)
     k->softmax_exp(s->a, DIM, k->max(s->a, DIM), 0.125f, s->y);
 }
 
-static void op_attention(const lvr_kernels *k, scratch *s)
+/* Of n_q queries, in `a`. */
+static void sweep(const lvr_kernels *k, lvr_kv_type type, uint32_t n_q, scratch *s)
 {
-    k->attention(s->a, s->k, s->k, POSITIONS, HEAD_DIM, 0.125f, s->b, s->y);
+    k->keys[type](s->a, n_q, s->rows, POSITIONS, HEAD_DIM, s->scores, POSITIONS);
+    k->values[type](s->scores, POSITIONS, n_q, s->rows, POSITIONS, HEAD_DIM, s->y);
+}
+
+static void op_sweep_1(const lvr_kernels *k, scratch *s)
+{
+    sweep(k, LVR_KV_F16, 1, s);
+}
+
+static void op_sweep_8(const lvr_kernels *k, scratch *s)
+{
+    sweep(k, LVR_KV_F16, QUERIES, s);
+}
+
+static void op_sweep_q8_1(const lvr_kernels *k, scratch *s)
+{
+    sweep(k, LVR_KV_Q8_0, 1, s);
+}
+
+static void op_sweep_q8_8(const lvr_kernels *k, scratch *s)
+{
+    sweep(k, LVR_KV_Q8_0, QUERIES, s);
 }
 
 static double least_op_ns(const lvr_kernels *k, op_fn op, scratch *s)
@@ -136,11 +160,11 @@ static void fill_scratch(scratch *s)
         s->a[i] = (float)((i * 37) % 101) * 0.05f - 2.5f;
         s->b[i] = (float)((i * 53) % 97) * 0.01f;
     }
-    for (int i = 0; i < POSITIONS; i++) {
-        s->k[i] = s->keys[i];
-        for (int j = 0; j < HEAD_DIM; j++)
-            s->keys[i][j] = lvr_f32_to_f16(s->a[(i * HEAD_DIM + j) % DIM]);
+    for (int i = 0; i < POSITIONS * HEAD_DIM; i++) {
+        const uint16_t half = lvr_f32_to_f16(s->a[i % DIM] * 0x1p-9f); /* for Q8_0: modest scales, too */
+        memcpy(s->rows + 2 * i, &half, sizeof half);
     }
+    memset(s->y, 0, sizeof s->y);
 }
 
 static void print_ops(lvr_cpu_level level)
@@ -149,10 +173,16 @@ static void print_ops(lvr_cpu_level level)
     static const struct {
         const char *name;
         op_fn op;
-    } ops[] = {{"quantize_row 4096", op_quantize},  {"rmsnorm 4096", op_rmsnorm},
-               {"silu_mul 4096", op_silu_mul},      {"rope 64 x 64", op_rope},
-               {"f32_to_f16 4096", op_f32_to_f16},  {"max, softmax_exp 4096", op_softmax},
-               {"attention 512 x 64", op_attention}};
+    } ops[] = {{"quantize_row 4096", op_quantize},
+               {"rmsnorm 4096", op_rmsnorm},
+               {"silu_mul 4096", op_silu_mul},
+               {"rope 64 x 64", op_rope},
+               {"f32_to_f16 4096", op_f32_to_f16},
+               {"max, softmax_exp 4096", op_softmax},
+               {"keys, values f16, 1 x 512 x 64", op_sweep_1},
+               {"keys, values f16, 8 x 512 x 64", op_sweep_8},
+               {"keys, values q8_0, 1 x 512 x 64", op_sweep_q8_1},
+               {"keys, values q8_0, 8 x 512 x 64", op_sweep_q8_8}};
     lvr_kernels c, now;
     lvr_kernels_init(&c, LVR_CPU_C);
     lvr_kernels_init(&now, level);
@@ -161,7 +191,7 @@ static void print_ops(lvr_cpu_level level)
         const double c_ns = least_op_ns(&c, ops[i].op, &s);
         fill_scratch(&s);
         const double ns = least_op_ns(&now, ops[i].op, &s);
-        printf("%-22s %-5s %8.0f ns %6.1fx C\n", ops[i].name, lvr_cpu_level_name(level), ns, c_ns / ns);
+        printf("%-32s %-5s %8.0f ns %6.1fx C\n", ops[i].name, lvr_cpu_level_name(level), ns, c_ns / ns);
     }
 }
 

@@ -327,7 +327,7 @@ static void check_f16_to_f32(const levels *l)
     }
 }
 
-/* ---- softmax and attention ---- */
+/* ---- softmax ---- */
 
 static void check_max(const levels *l)
 {
@@ -364,64 +364,118 @@ static void check_softmax_exp(const levels *l)
         }
 }
 
-/* A cache of `n` head rows in shuffled memory order: the kernel must go by the pointers. */
-static uint16_t *fill_cache(kt_shape shape, const uint16_t **rows, uint32_t n, uint32_t head_dim)
+/* ---- attention ---- */
+
+/* Queries of one KV head and `n` rows of its cache, exactly as large, so that a sanitizer sees reads past
+ * their ends. */
+typedef struct sweep {
+    lvr_kv_type type;
+    uint32_t n_q, n, head_dim;
+    size_t stride; /* of scores and of weights */
+    float *q;
+    uint8_t *rows;
+} sweep;
+
+/* Wild: any bytes, so infinities and NaNs as values and as scales, and the code -128. */
+static void sweep_init(sweep *s, kt_shape shape, bool wild)
 {
-    const size_t total = (size_t)n * head_dim;
-    float *x = kt_alloc(total * sizeof(float));
-    uint16_t *cache = kt_alloc(total * sizeof(uint16_t));
-    kt_fill(shape, x, total);
-    for (size_t i = 0; i < total; i++)
-        cache[i] = lvr_f32_to_f16(x[i]);
-    for (uint32_t i = 0; i < n; i++)
-        rows[i] = cache + (size_t)i * head_dim;
-    for (uint32_t i = n; i > 1; i--) {
-        const uint32_t j = kt_below(i);
-        const uint16_t *t = rows[i - 1];
-        rows[i - 1] = rows[j];
-        rows[j] = t;
-    }
+    const size_t row_bytes = lvr_kv_row_bytes(s->type, s->head_dim);
+    lvr_kernels c;
+    lvr_kernels_init(&c, LVR_CPU_C);
+    s->stride = s->n + kt_below(9);
+    s->q = kt_alloc((size_t)s->n_q * s->head_dim * sizeof(float));
+    s->rows = kt_alloc(s->n * row_bytes);
+    kt_fill(KT_NORMAL, s->q, (size_t)s->n_q * s->head_dim);
+    float *x = kt_alloc((size_t)s->n * s->head_dim * sizeof(float));
+    kt_fill(shape, x, (size_t)s->n * s->head_dim);
+    for (size_t j = 0; j < s->n; j++)
+        lvr_kv_store_row(&c, s->type, x + j * s->head_dim, s->head_dim, s->rows + j * row_bytes);
+    for (size_t i = 0; wild && i < s->n * row_bytes; i++)
+        s->rows[i] = (uint8_t)kt_below(256);
     free(x);
-    return cache;
 }
 
-static void compare_attention(const levels *l, kt_shape shape, uint32_t n, uint32_t head_dim)
+static void sweep_free(sweep *s)
 {
-    const uint16_t **k = kt_alloc(n * sizeof *k), **v = kt_alloc(n * sizeof *v);
-    uint16_t *kc = fill_cache(shape, k, n, head_dim), *vc = fill_cache(shape, v, n, head_dim);
-    float *q = kt_alloc(head_dim * sizeof(float));
-    kt_fill(KT_NORMAL, q, head_dim);
-    kt_buf scores[2], out[2];
-    for (int i = 0; i < 2; i++) {
-        scores[i] = kt_buf_new(n * sizeof(float), 4 * i);
-        out[i] = kt_buf_new(head_dim * sizeof(float), 4 * i);
-        (i == 0 ? l->ref : l->now)
-            ->attention(q, k, v, n, head_dim, 1.0f / sqrtf((float)head_dim), scores[i].data, out[i].data);
-        kt_check(kt_buf_intact(&scores[i]) && kt_buf_intact(&out[i]),
-                 "attention wrote outside, n %u, head_dim %u", n, head_dim);
-    }
-    size_t at = 0;
-    kt_check(kt_same_floats(out[0].data, out[1].data, head_dim, &at),
-             "%s: attention, n %u, head_dim %u, shape %d, element %zu", l->name, n, head_dim, shape, at);
-    for (int i = 0; i < 2; i++) {
-        kt_buf_free(&scores[i]);
-        kt_buf_free(&out[i]);
-    }
-    free(q);
-    free(kc);
-    free(vc);
-    free(k);
-    free(v);
+    free(s->q);
+    free(s->rows);
 }
 
-static void check_attention(const levels *l)
+static void check_floats(const levels *l, const sweep *s, const char *what, const kt_buf *want,
+                         const kt_buf *got)
+{
+    size_t at = 0;
+    const size_t n = want->bytes / sizeof(float);
+    kt_check(kt_same_floats(want->data, got->data, n, &at),
+             "%s: %s %s, %u queries, %u rows of %u: float %zu is %a, not %a", l->name, what,
+             lvr_kv_type_name(s->type), s->n_q, s->n, s->head_dim, at, (double)((float *)got->data)[at],
+             (double)((float *)want->data)[at]);
+    kt_check(kt_buf_intact(got), "%s: %s %s wrote outside, %u queries, %u rows of %u", l->name, what,
+             lvr_kv_type_name(s->type), s->n_q, s->n, s->head_dim);
+}
+
+/* Both buffers start alike, so that what lies between the scores of two queries is compared, too. */
+static void compare_keys(const levels *l, const sweep *s)
+{
+    const size_t bytes = s->n_q * s->stride * sizeof(float);
+    kt_buf scores[2];
+    for (int i = 0; i < 2; i++) {
+        scores[i] = kt_buf_new(bytes, 4 * i);
+        memset(scores[i].data, 0x11, bytes);
+        (i == 0 ? l->ref : l->now)
+            ->keys[s->type](s->q, s->n_q, s->rows, s->n, s->head_dim, scores[i].data, s->stride);
+    }
+    check_floats(l, s, "keys", &scores[0], &scores[1]);
+    kt_buf_free(&scores[0]);
+    kt_buf_free(&scores[1]);
+}
+
+static void compare_values(const levels *l, const sweep *s)
+{
+    const size_t n_p = s->n_q * s->stride, bytes = (size_t)s->n_q * s->head_dim * sizeof(float);
+    float *p = kt_alloc(n_p * sizeof(float));
+    kt_buf acc[2];
+    for (size_t i = 0; i < n_p; i++)
+        p[i] = kt_uniform(0, 1);
+    for (int i = 0; i < 2; i++) {
+        acc[i] = kt_buf_new(bytes, 4 * i);
+        memcpy(acc[i].data, s->q, bytes); /* any values */
+        (i == 0 ? l->ref : l->now)
+            ->values[s->type](p, s->stride, s->n_q, s->rows, s->n, s->head_dim, acc[i].data);
+    }
+    check_floats(l, s, "values", &acc[0], &acc[1]);
+    kt_buf_free(&acc[0]);
+    kt_buf_free(&acc[1]);
+    free(p);
+}
+
+typedef void (*compare_sweep)(const levels *l, const sweep *s);
+
+static void check_sweep(const levels *l, lvr_kv_type type, compare_sweep compare)
 {
     for (uint32_t head_dim = 16; head_dim <= 256; head_dim += 16)
-        for (uint32_t n = 1; n <= kt_rounds(1500); n += 1 + (n > 9 ? kt_below(700) : 0))
-            compare_attention(l, KT_NORMAL, n, head_dim);
+        for (uint32_t n_q = 1; n_q <= 17; n_q += 1 + kt_below(3)) {
+            sweep s = {.type = type, .n_q = n_q, .n = 1 + kt_below(kt_rounds(400)), .head_dim = head_dim};
+            sweep_init(&s, KT_NORMAL, false);
+            compare(l, &s);
+            sweep_free(&s);
+        }
     for (unsigned shape = 0; shape < KT_SHAPES; shape++)
-        for (uint32_t head_dim = 32; head_dim <= 128; head_dim *= 2)
-            compare_attention(l, shape, 1 + kt_below(80), head_dim);
+        for (uint32_t head_dim = 48; head_dim <= 128; head_dim += 16) {
+            sweep s = {.type = type, .n_q = 1 + kt_below(4), .n = 1 + kt_below(80), .head_dim = head_dim};
+            sweep_init(&s, shape, false);
+            compare(l, &s);
+            sweep_free(&s);
+            sweep_init(&s, shape, true);
+            compare(l, &s);
+            sweep_free(&s);
+        }
+    for (uint32_t n = 1; n <= 70; n++) { /* every remainder of rows, and no rows past them */
+        sweep s = {.type = type, .n_q = 1 + n % 3, .n = n, .head_dim = 64};
+        sweep_init(&s, KT_NORMAL, false);
+        compare(l, &s);
+        sweep_free(&s);
+    }
 }
 
 /* ---- the walk ---- */
@@ -455,7 +509,10 @@ static unsigned check_level(const lvr_kernels *c, const lvr_kernels *lower, cons
     IF_NEW(rope, check_rope(&l))
     IF_NEW(f32_to_f16, check_f32_to_f16(&l))
     IF_NEW(f16_to_f32, check_f16_to_f32(&l))
-    IF_NEW(attention, check_attention(&l))
+    IF_NEW(keys[LVR_KV_F16], check_sweep(&l, LVR_KV_F16, compare_keys))
+    IF_NEW(keys[LVR_KV_Q8_0], check_sweep(&l, LVR_KV_Q8_0, compare_keys))
+    IF_NEW(values[LVR_KV_F16], check_sweep(&l, LVR_KV_F16, compare_values))
+    IF_NEW(values[LVR_KV_Q8_0], check_sweep(&l, LVR_KV_Q8_0, compare_values))
     IF_NEW(softmax_exp, check_softmax_exp(&l))
     IF_NEW(max, check_max(&l))
 #undef IF_NEW

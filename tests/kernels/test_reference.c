@@ -1,5 +1,6 @@
 /* The C reference against something that is not ours: libm, F16C, double precision, GGUF's own definition of
  * a block. */
+#include "engine/kernels/attention.h"
 #include "engine/kernels/bench.h"
 #include "tests/kernels/harness.h"
 
@@ -379,29 +380,202 @@ static void check_quantized_values(void)
     kt_check(d[0] == 0.0f && q[0] == 0 && hsum[0] == 0, "a block of zeros has scale and codes 0");
 }
 
+/* ---- rows of a cache ---- */
+
+/* Q8_0 by its definition: whole blocks as quantize_row has them, the last of 16 as if zeros followed. */
+static void check_q8_row(uint32_t head_dim)
+{
+    float x[256 + LVR_BLOCK] = {0}, d[256 / LVR_BLOCK + 1];
+    int8_t q[256 + LVR_BLOCK];
+    int16_t hsum[2 * (256 / LVR_BLOCK + 1)];
+    const uint32_t n_blocks = (head_dim + LVR_BLOCK - 1) / LVR_BLOCK;
+    const size_t bytes = lvr_kv_row_bytes(LVR_KV_Q8_0, head_dim);
+    lvr_kernels c;
+    lvr_kernels_init(&c, LVR_CPU_C);
+    kt_fill(KT_NORMAL, x, head_dim);
+    c.quantize_row(x, n_blocks * LVR_BLOCK, q, d, hsum);
+    kt_buf row = kt_buf_new(bytes, 0);
+    lvr_kv_store_row(&c, LVR_KV_Q8_0, x, head_dim, row.data);
+    const uint8_t *stored = row.data;
+    kt_check(bytes == head_dim + 2 * n_blocks, "a Q8_0 row of %u takes %zu bytes", head_dim, bytes);
+    kt_check(memcmp(stored, q, head_dim) == 0, "the codes of a Q8_0 row of %u", head_dim);
+    for (uint32_t b = 0; b < n_blocks; b++) {
+        const uint16_t want = lvr_f32_to_f16(d[b]);
+        kt_check(memcmp(stored + head_dim + 2 * b, &want, 2) == 0, "scale %u of a Q8_0 row of %u", b,
+                 head_dim);
+    }
+    for (uint32_t i = 0; i < head_dim; i++) { /* half a code, and the rounding of the scale */
+        uint16_t half;
+        memcpy(&half, stored + head_dim + 2 * (i / LVR_BLOCK), 2);
+        const float scale = lvr_f16_to_f32(half);
+        kt_check(fabsf(scale * (float)(int8_t)stored[i] - x[i]) <= 0.57f * scale, "value %u of %u", i,
+                 head_dim);
+    }
+    kt_check(kt_buf_intact(&row), "a Q8_0 row of %u wrote outside", head_dim);
+    kt_buf_free(&row);
+}
+
+static void check_kv_rows(void)
+{
+    lvr_kv_type type = LVR_KV_TYPES;
+    kt_check(lvr_kv_type_parse("q8_0", &type) && type == LVR_KV_Q8_0, "q8_0 is a KV type");
+    kt_check(lvr_kv_type_parse("f16", &type) && type == LVR_KV_F16, "f16 is a KV type");
+    kt_check(!lvr_kv_type_parse("q4_0", &type) && type == LVR_KV_F16, "q4_0 is no KV type");
+    kt_check(lvr_kv_type_name(LVR_KV_TYPES) == NULL && lvr_kv_type_names[LVR_KV_TYPES] == NULL, "names end");
+    kt_check(lvr_kv_row_bytes(LVR_KV_F16, 64) == 128, "an F16 row of 64");
+    for (uint32_t head_dim = 16; head_dim <= 256; head_dim += 16)
+        check_q8_row(head_dim);
+}
+
+/* ---- attention ---- */
+
+enum { A_QUERIES = 6, A_ROWS = 50, A_DIM = 48, A_STRIDE = A_ROWS };
+
+/* The values of a stored row. */
+static void row_values(lvr_kv_type type, const uint8_t *row, float *ret)
+{
+    for (uint32_t i = 0; i < A_DIM; i++) {
+        uint16_t half;
+        memcpy(&half, type == LVR_KV_F16 ? row + 2 * (size_t)i : row + A_DIM + i / LVR_BLOCK * 2, 2);
+        ret[i] = lvr_f16_to_f32(half) * (type == LVR_KV_F16 ? 1.0f : (float)(int8_t)row[i]);
+    }
+}
+
+/* One query by the definition in kernels.h. */
+static void attend_plainly(const lvr_kernels *c, lvr_kv_type type, const float *q, const uint8_t *k,
+                           const uint8_t *v, uint32_t n, float scale, float *out)
+{
+    const size_t row_bytes = lvr_kv_row_bytes(type, A_DIM);
+    float x[A_DIM], scores[A_ROWS];
+    for (uint32_t j = 0; j < n; j++) {
+        float p[16] = {0};
+        row_values(type, k + j * row_bytes, x);
+        for (uint32_t i = 0; i < A_DIM; i++)
+            p[i % 16] = fmaf(q[i], x[i], p[i % 16]);
+        for (uint32_t half = 8; half >= 1; half /= 2)
+            for (uint32_t i = 0; i < half; i++)
+                p[i] += p[i + half];
+        scores[j] = p[0];
+    }
+    const float sum = c->softmax_exp(scores, n, c->max(scores, n), scale, scores);
+    memset(out, 0, A_DIM * sizeof *out);
+    for (uint32_t j = 0; j < n; j++) {
+        row_values(type, v + j * row_bytes, x);
+        for (uint32_t i = 0; i < A_DIM; i++)
+            out[i] = fmaf(scores[j], x[i], out[i]);
+    }
+    for (uint32_t i = 0; i < A_DIM; i++)
+        out[i] /= sum;
+}
+
+typedef struct attention_case {
+    lvr_kv_type type;
+    float q[A_QUERIES * A_DIM];
+    uint8_t k[A_ROWS * A_DIM * 2], v[A_ROWS * A_DIM * 2];
+} attention_case;
+
+static void fill_case(attention_case *c, const lvr_kernels *kernels)
+{
+    const size_t row_bytes = lvr_kv_row_bytes(c->type, A_DIM);
+    float x[A_DIM];
+    kt_fill(KT_NORMAL, c->q, A_QUERIES * A_DIM);
+    for (uint32_t j = 0; j < A_ROWS; j++) {
+        kt_fill(KT_NORMAL, x, A_DIM);
+        lvr_kv_store_row(kernels, c->type, x, A_DIM, c->k + j * row_bytes);
+        kt_fill(KT_NORMAL, x, A_DIM);
+        lvr_kv_store_row(kernels, c->type, x, A_DIM, c->v + j * row_bytes);
+    }
+}
+
+typedef void (*sweep_fn)(lvr_attention *a, uint32_t first, uint32_t n_queries, const uint8_t *rows,
+                         uint32_t n);
+
+/* All queries share the first `shared` positions, then each pair of them goes on by itself, in two pieces:
+ * pair i sees shared + 2 * (i + 1) positions. */
+static void sweep_pieces(lvr_attention *a, sweep_fn fn, const uint8_t *rows, size_t row_bytes,
+                         uint32_t shared)
+{
+    if (shared)
+        fn(a, 0, A_QUERIES, rows, shared);
+    for (uint32_t i = 0; i < A_QUERIES / 2; i++) {
+        fn(a, 2 * i, 2, rows + shared * row_bytes, 1);
+        fn(a, 2 * i, 2, rows + (shared + 1) * row_bytes, 2 * i + 1);
+    }
+}
+
+/* Attention in groups and pieces is what each query's definition says, bit for bit. */
+static void check_attention(const lvr_kernels *k, lvr_kv_type type, uint32_t shared)
+{
+    static attention_case c;
+    const size_t row_bytes = lvr_kv_row_bytes(type, A_DIM);
+    const float scale = 0.3f;
+    float got[A_QUERIES * A_DIM], want[A_DIM];
+    lvr_attention a;
+    kt_buf memory = kt_buf_new(lvr_attention_floats(A_DIM, A_ROWS) * sizeof(float), 0);
+    c.type = type;
+    fill_case(&c, k);
+    lvr_attention_init(&a, A_DIM, A_ROWS, scale, memory.data);
+    lvr_attention_begin(&a, k, type);
+    lvr_attention_add_queries(&a, c.q, 2);
+    lvr_attention_add_queries(&a, c.q + 2 * A_DIM, A_QUERIES - 2);
+    sweep_pieces(&a, lvr_attention_keys, c.k, row_bytes, shared);
+    lvr_attention_softmax(&a);
+    sweep_pieces(&a, lvr_attention_values, c.v, row_bytes, shared);
+    lvr_attention_result(&a, 0, 1, got);
+    lvr_attention_result(&a, 1, A_QUERIES - 1, got + A_DIM);
+    for (uint32_t i = 0; i < A_QUERIES; i++) {
+        size_t at = 0;
+        attend_plainly(k, type, c.q + i * A_DIM, c.k, c.v, shared + 2 * (i / 2 + 1), scale, want);
+        kt_check(kt_same_floats(want, got + i * A_DIM, A_DIM, &at), "attention %s, query %u, element %zu",
+                 lvr_kv_type_name(type), i, at);
+    }
+    kt_check(kt_buf_intact(&memory), "attention wrote outside its workspace");
+    kt_buf_free(&memory);
+}
+
 /* Uniform scores: attention is the mean of the values. One overwhelming score: it is that value. */
 static void check_attention_means(void)
 {
-    enum { N = 50, DIM = 64 };
-    static float q[DIM], scores[N], out[DIM];
-    static uint16_t keys[N][DIM], values[N][DIM];
-    const uint16_t *k[N], *v[N];
-    lvr_kernels c;
-    lvr_kernels_init(&c, LVR_CPU_C);
-    for (int i = 0; i < N; i++) {
-        k[i] = keys[i];
-        v[i] = values[i];
-        for (int j = 0; j < DIM; j++) {
-            keys[i][j] = 0;
-            values[i][j] = lvr_f32_to_f16((float)i);
-        }
+    static attention_case c;
+    lvr_kernels k;
+    lvr_attention a;
+    float out[A_DIM];
+    kt_buf memory = kt_buf_new(lvr_attention_floats(A_DIM, A_ROWS) * sizeof(float), 0);
+    lvr_kernels_init(&k, LVR_CPU_C);
+    memset(&c, 0, sizeof c);
+    for (uint32_t j = 0; j < A_ROWS; j++) {
+        float x[A_DIM] = {[9] = (float)j};
+        lvr_kv_store_row(&k, LVR_KV_F16, x, A_DIM, c.v + (size_t)j * A_DIM * 2);
     }
-    q[0] = 1.0f;
-    c.attention(q, k, v, N, DIM, 1.0f, scores, out);
-    kt_check(fabsf(out[9] - (N - 1) / 2.0f) < 1e-4f, "mean of the values: %g", (double)out[9]);
-    keys[7][0] = lvr_f32_to_f16(1000.0f);
-    c.attention(q, k, v, N, DIM, 1.0f, scores, out);
-    kt_check(out[9] == 7.0f, "the one value: %g", (double)out[9]);
+    c.q[0] = 1.0f;
+    lvr_attention_init(&a, A_DIM, A_ROWS, 1.0f, memory.data);
+    for (int peaked = 0; peaked < 2; peaked++) {
+        const float key[A_DIM] = {peaked ? 1000.0f : 0.0f};
+        lvr_kv_store_row(&k, LVR_KV_F16, key, A_DIM, c.k + (size_t)7 * A_DIM * 2);
+        lvr_attention_begin(&a, &k, LVR_KV_F16);
+        lvr_attention_add_queries(&a, c.q, 1);
+        lvr_attention_keys(&a, 0, 1, c.k, A_ROWS);
+        lvr_attention_softmax(&a);
+        lvr_attention_values(&a, 0, 1, c.v, A_ROWS);
+        lvr_attention_result(&a, 0, 1, out);
+        const float want = peaked ? 7.0f : (A_ROWS - 1) / 2.0f;
+        kt_check(fabsf(out[9] - want) < 1e-4f, "the mean, or the one value: %g, not %g", (double)out[9],
+                 (double)want);
+    }
+    kt_buf_free(&memory);
+}
+
+static void check_attentions(void)
+{
+    for (unsigned level = 0; level < LVR_CPU_LEVELS; level++) {
+        lvr_kernels k;
+        if (!lvr_cpu_has((lvr_cpu_level)level))
+            continue;
+        lvr_kernels_init(&k, (lvr_cpu_level)level);
+        for (unsigned type = 0; type < LVR_KV_TYPES; type++)
+            for (uint32_t shared = 0; shared <= 40; shared += 8)
+                check_attention(&k, (lvr_kv_type)type, shared);
+    }
 }
 
 static void check_bench(void)
@@ -449,7 +623,9 @@ int main(int argc, char **argv)
     check_wtypes();
     check_levels_named();
     check_quantized_values();
+    check_kv_rows();
     check_attention_means();
+    check_attentions();
     check_bench();
     for (unsigned t = 0; t < LVR_WTYPE_SLOTS; t++)
         if (lvr_wtype_name((lvr_wtype)t) != NULL)

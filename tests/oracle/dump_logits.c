@@ -29,6 +29,7 @@ static lvr_status dump_open(dump *d, const char *path, uint32_t threads, lvr_cpu
     if (status != LVR_OK)
         return status;
     const lvr_model_shape *s = d->model->shape;
+    const lvr_kv_shape cache = lvr_forward_kv_shape(s, LVR_KV_F16, MAX_IDS, chunk);
     lvr_kernels_init(&d->kernels, level);
     d->chunk = chunk;
     d->logits = calloc(chunk, s->vocab * sizeof *d->logits);
@@ -36,9 +37,9 @@ static lvr_status dump_open(dump *d, const char *path, uint32_t threads, lvr_cpu
         return lvr_fail(err, LVR_ERR_NOMEM, "out of memory");
     status = lvr_pool_new(threads, &d->pool, err);
     if (status == LVR_OK)
-        status = lvr_kv_init(&d->kv, s->n_layers, MAX_IDS, chunk, s->n_kv * s->head_dim, err);
+        status = lvr_kv_init(&d->kv, &cache, err);
     if (status == LVR_OK)
-        status = lvr_forward_new(d->model, &d->kernels, d->pool, &d->kv, chunk, &d->forward, err);
+        status = lvr_forward_new(d->model, &d->kernels, d->pool, &d->kv, chunk, 0, &d->forward, err);
     return status;
 }
 

@@ -28,12 +28,13 @@ static bool open_stage(stage *s, const char *path, lvr_error *err)
     if (st != LVR_OK)
         return false;
     const lvr_model_shape *shape = s->model->shape;
+    const lvr_kv_shape cache = lvr_forward_kv_shape(shape, LVR_KV_F16, 64, N_ROWS);
     lvr_kernels_init(&s->kernels, lvr_cpu_best());
     st = lvr_pool_new(2, &s->pool, err);
     if (st == LVR_OK)
-        st = lvr_kv_init(&s->kv, shape->n_layers, 64, N_ROWS, shape->n_kv * shape->head_dim, err);
+        st = lvr_kv_init(&s->kv, &cache, err);
     if (st == LVR_OK)
-        st = lvr_forward_new(s->model, &s->kernels, s->pool, &s->kv, N_ROWS, &s->forward, err);
+        st = lvr_forward_new(s->model, &s->kernels, s->pool, &s->kv, N_ROWS, 0, &s->forward, err);
     s->want = calloc(shape->vocab, sizeof *s->want);
     s->got = calloc(shape->vocab, sizeof *s->got);
     for (uint32_t r = 0; r < N_ROWS; r++)

@@ -18,11 +18,12 @@ typedef struct result {
     uint32_t n;
 } result;
 
-static void keep(void *user, int32_t token)
+static bool keep(void *user, int32_t token)
 {
     result *r = user;
     if (r->n < N_PREDICT)
         r->tokens[r->n++] = token;
+    return true;
 }
 
 static bool generate(lvr_session *s, result *ret, lvr_error *err)

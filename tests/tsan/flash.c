@@ -1,6 +1,7 @@
 /* The flash reader: every back end, plain and emulated, taken by poll and by wait, and closed with reads in
  * flight. */
 #include "engine/flash/flash.h"
+#include "common/hash.h"
 #include "tests/tsan/tap.h"
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +16,7 @@
 typedef struct setup {
     const char *name;
     lvr_flash_engine engine;
-    bool buffered, emulate;
+    bool buffered, emulate, registered; /* registered: into a registered buffer, and summed */
     uint32_t depth;
 } setup;
 
@@ -36,7 +37,7 @@ static bool write_file(int fd)
     return fsync(fd) == 0;
 }
 
-static lvr_flash_config config_of(const setup *s, const char *path)
+static lvr_flash_config config_of(const setup *s, const char *path, unsigned char *buffers)
 {
     return (lvr_flash_config){
         .path = path,
@@ -44,6 +45,9 @@ static lvr_flash_config config_of(const setup *s, const char *path)
         .buffered = s->buffered,
         .depth = s->depth,
         .max_outstanding = OUTSTANDING,
+        .buffer = s->registered ? buffers : NULL,
+        .buffer_bytes = OUTSTANDING * REQUEST,
+        .checksum = s->registered,
         .emulate = s->emulate,
         .emulated = {.t0_ns = 20000,
                      .lane_bytes_per_s = 500000000,
@@ -88,6 +92,8 @@ static bool reads_everything(lvr_flash *f, unsigned char *buffers, bool by_poll)
             return false;
         if (!holds_file(buffers + c.seq % OUTSTANDING * REQUEST, c.offset))
             return false;
+        if (c.has_crc && c.crc != lvr_crc32c(0, buffers + c.seq % OUTSTANDING * REQUEST, REQUEST))
+            return false;
         const uint64_t next = c.seq + OUTSTANDING; /* has the same buffer */
         if (next < 2 * N_REQUESTS && !submit(f, next, buffers))
             return false;
@@ -115,7 +121,7 @@ static bool closes_with_reads_in_flight(const lvr_flash_config *config, unsigned
 
 static void check_setup(const setup *s, const char *path, unsigned char *buffers)
 {
-    const lvr_flash_config config = config_of(s, path);
+    const lvr_flash_config config = config_of(s, path, buffers);
     lvr_error err = LVR_ERROR_INIT;
     lvr_flash *f = NULL;
     char what[128];
@@ -138,13 +144,16 @@ static void check_setup(const setup *s, const char *path, unsigned char *buffers
 int main(void)
 {
     static const setup setups[] = {
-        {"io_uring", LVR_FLASH_URING, false, false, 8},
-        {"io_uring, emulated", LVR_FLASH_URING, false, true, 4},
-        {"one lane", LVR_FLASH_PREAD, false, false, 1},
-        {"lanes", LVR_FLASH_PREAD, false, false, 4},
-        {"lanes, buffered", LVR_FLASH_PREAD, true, false, 4},
-        {"lanes, emulated", LVR_FLASH_PREAD, false, true, 4},
-        {"more lanes than requests", LVR_FLASH_PREAD, false, false, LVR_FLASH_MAX_DEPTH},
+        {"io_uring", LVR_FLASH_URING, false, false, false, 8},
+        {"io_uring, registered", LVR_FLASH_URING, false, false, true, 3},
+        {"io_uring, emulated", LVR_FLASH_URING, false, true, true, 4},
+        {"one lane", LVR_FLASH_PREAD, false, false, false, 1},
+        {"one lane, summed", LVR_FLASH_PREAD, false, false, true, 1},
+        {"lanes", LVR_FLASH_PREAD, false, false, false, 4},
+        {"lanes, summed", LVR_FLASH_PREAD, false, false, true, 4},
+        {"lanes, buffered", LVR_FLASH_PREAD, true, false, false, 4},
+        {"lanes, emulated", LVR_FLASH_PREAD, false, true, true, 4},
+        {"more lanes than requests", LVR_FLASH_PREAD, false, false, true, LVR_FLASH_MAX_DEPTH},
     };
     char path[] = "lvr-tsan-flash-XXXXXX";
     const int fd = mkstemp(path);

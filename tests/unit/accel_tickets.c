@@ -57,7 +57,7 @@ Test(accel_tickets, refusals)
     cr_assert(strstr(err.msg, "matrix'?"), "did you mean: %s", err.msg);
     c.name = "toaster";
     cr_assert_eq(lvr_accel_open(&c, &a, &err), LVR_ERR_CONFIG);
-    cr_assert(strstr(err.msg, LVR_ACCEL_NAMES) && !strstr(err.msg, "did you mean"), "%s", err.msg);
+    cr_assert(strstr(err.msg, lvr_accel_names) && !strstr(err.msg, "did you mean"), "%s", err.msg);
     c.name = "null";
     c.launch_ns = LVR_ACCEL_MAX_DELAY_NS + 1;
     cr_assert_eq(lvr_accel_open(&c, &a, &err), LVR_ERR_CONFIG);

@@ -101,6 +101,27 @@ Test(fs, a_failed_write_keeps_the_old_file)
     cr_assert_eq(count_files(), 1);
 }
 
+/* What can be written is found writable, and what cannot is not; nothing is written to find out. */
+Test(fs, writable_before_it_is_written)
+{
+    lvr_error err = LVR_ERROR_INIT;
+    char inside[160], slash[160];
+    cr_assert_eq(lvr_check_writable(path, &err), LVR_OK, "%s", err.msg);
+    cr_assert_eq(count_files(), 0);
+    cr_assert_eq(lvr_write_file_atomic(path, "x", 1, &err), LVR_OK);
+    cr_assert_eq(lvr_check_writable(path, &err), LVR_OK, "%s", err.msg);
+    cr_assert_eq(lvr_check_writable("/dev/null", &err), LVR_OK, "%s", err.msg);
+    cr_assert_eq(lvr_check_writable("name-without-a-folder", &err), LVR_OK, "%s", err.msg);
+    snprintf(inside, sizeof inside, "%s/below", path);
+    snprintf(slash, sizeof slash, "%s/new/", dir);
+    const char *const bad[] = {inside, slash, dir, "/nonexistent/x", ""};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        err = LVR_ERROR_INIT;
+        cr_assert_eq(lvr_check_writable(bad[i], &err), LVR_ERR_IO, "%s", bad[i]);
+        cr_assert(strstr(err.msg, bad[i]), "%s", err.msg);
+    }
+}
+
 Test(fs, positioned_io)
 {
     lvr_error err = LVR_ERROR_INIT;

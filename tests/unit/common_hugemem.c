@@ -1,6 +1,7 @@
 #include "common/hugemem.h"
 #include "common/membw.h"
 #include <criterion/criterion.h>
+#include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -102,4 +103,21 @@ Test(membw, refuses_less_than_a_chunk)
     cr_assert_eq(lvr_membw_new(1000, &m, &err), LVR_ERR_NOMEM);
     cr_assert_null(m);
     lvr_membw_free(NULL);
+}
+
+Test(hugemem, tells_the_share_in_huge_pages)
+{
+    const size_t bytes = 8 * HUGE;
+    uint8_t *p = lvr_huge_alloc(bytes);
+    cr_assert(p);
+    cr_assert(isnan(lvr_huge_share(p, bytes)), "nothing is in memory yet");
+    fill_and_check(p, bytes);
+    const double before = lvr_huge_share(p, bytes);
+    cr_assert(before >= 0 && before <= 1);
+    /* Neighbours that share the mapping keep a small page or two small. */
+    madvise(p, bytes, MADV_NOHUGEPAGE);
+    madvise(p, bytes, MADV_DONTNEED);
+    fill_and_check(p, bytes);
+    cr_assert_eq(lvr_huge_share(p, bytes), 0);
+    lvr_huge_free(p, bytes);
 }

@@ -382,6 +382,43 @@ Test(options, no_arguments_at_all)
     cr_assert(!help);
 }
 
+/* A word for 0, whatever the range. */
+Test(options, a_word_for_zero)
+{
+    static const lvr_param words[] = {
+        {.name = "depth",
+         .type = LVR_PARAM_U32,
+         .offset = FIELD(threads),
+         .min = 1,
+         .max = 64,
+         .zero_word = "auto"},
+        {.name = "budget",
+         .type = LVR_PARAM_SIZE,
+         .offset = FIELD(budget),
+         .min = 1,
+         .max = 1e15,
+         .def = NAN,
+         .zero_word = "auto"},
+    };
+    args a;
+    settings s = {.threads = 9, .budget = 9};
+    bool help = false;
+    lvr_error err = LVR_ERROR_INIT;
+    split(&a, "run|--depth|auto|--budget=auto");
+    cr_assert_eq(lvr_options_parse(words, 2, &s, a.argc, a.argv, &help, NULL), LVR_OK);
+    cr_assert(s.threads == 0 && s.budget == 0);
+    split(&a, "run|--depth|0");
+    cr_assert_eq(lvr_options_parse(words, 2, &s, a.argc, a.argv, &help, &err), LVR_ERR_USAGE);
+    cr_assert_str_eq(err.msg, "--depth: expected a whole number from 1 to 64, or auto, found \"0\"");
+    lvr_params_default(words, 2, &s);
+    cr_assert(s.threads == 0 && s.budget == 0);
+    lvr_buf buf = LVR_BUF_INIT;
+    lvr_options_help(words, 2, &buf);
+    cr_assert(strstr(buf.data, "or auto; default auto)"), "%s", buf.data);
+    cr_assert_null(strstr(strstr(buf.data, "--budget"), "default"), "none to speak of: %s", buf.data);
+    lvr_buf_free(&buf);
+}
+
 Test(closest, near_and_far)
 {
     const char *const names[] = {"threads", "seed", "cache_bytes", "policy"};

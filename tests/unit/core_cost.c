@@ -72,7 +72,7 @@ Test(core_cost, io_share_is_of_the_serial_pass)
 Test(core_cost, residency_is_spread)
 {
     lvr_geometry g = schedule(LVR_IO_SERIAL);
-    lvr_geometry_set_resident(&g, 0.5);
+    lvr_geometry_set_resident(&g, 0.5, LVR_RESIDENT_SPREAD);
     int n = 0;
     for (int l = 0; l < 4; l++) {
         n += g.resident[l];
@@ -81,9 +81,35 @@ Test(core_cost, residency_is_spread)
     cr_assert_eq(n, 2);
     near(lvr_geometry_resident_fraction(&g), 0.5);
     cr_assert_eq(lvr_geometry_stream_bytes(&g), 2 * 8192);
-    lvr_geometry_set_resident(&g, 1.0);
+    lvr_geometry_set_resident(&g, 1.0, LVR_RESIDENT_SPREAD);
     cr_assert_eq(lvr_geometry_stream_bytes(&g), 0);
     near(lvr_cost_round_ns(&(lvr_cost_table){0}, &g, 10, 1, 0, 0), 10);
+}
+
+Test(core_cost, largest_streamed_layer)
+{
+    lvr_geometry g = {.n_layers = 3, .layer_bytes = {8192, 12288, 4096}};
+    cr_assert_eq(lvr_geometry_largest_streamed(&g), 12288);
+    g.resident[1] = true;
+    cr_assert_eq(lvr_geometry_largest_streamed(&g), 8192);
+    g.resident[0] = g.resident[2] = true;
+    cr_assert_eq(lvr_geometry_largest_streamed(&g), 0);
+}
+
+Test(core_cost, residency_first_and_last)
+{
+    static const bool first[] = {true, true, true, false}, last[] = {false, true, true, true};
+    lvr_geometry g = schedule(LVR_IO_SERIAL);
+    lvr_geometry_set_resident(&g, 0.75, LVR_RESIDENT_FIRST);
+    cr_assert_arr_eq(g.resident, first, sizeof first);
+    lvr_geometry_set_resident(&g, 0.75, LVR_RESIDENT_LAST);
+    cr_assert_arr_eq(g.resident, last, sizeof last);
+    for (lvr_residency where = LVR_RESIDENT_FIRST; where <= LVR_RESIDENT_LAST; where++) {
+        lvr_geometry_set_resident(&g, 0.0, where);
+        cr_assert_eq(lvr_geometry_stream_bytes(&g), 4 * 8192);
+        lvr_geometry_set_resident(&g, 1.0, where);
+        cr_assert_eq(lvr_geometry_stream_bytes(&g), 0);
+    }
 }
 
 /* ---- accelerators ---- */

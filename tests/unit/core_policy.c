@@ -172,6 +172,46 @@ Test(core_policy, unknown_names_are_told_what_is_near)
     cr_assert_eq(lvr_policy_set(&p, "--set", "kk", "3", &err), LVR_ERR_CONFIG);
 }
 
+Test(core_policy, items_of_set)
+{
+    static const char *const good[] = {"min_path=0.01", "lambda=3"}, *const twice[] = {"lambda=3",
+                                                                                       "lambda=4"};
+    static const char *const shapeless[] = {"lambda", "=3", "", "lambda:3"};
+    lvr_policy p;
+    lvr_error err = LVR_ERROR_INIT;
+    cr_assert_eq(lvr_policy_init(&p, "lever", &err), LVR_OK);
+    cr_assert_eq(lvr_policy_set_items(&p, good, 2, &err), LVR_OK, "%s", err.msg);
+    cr_assert_eq(lvr_policy_set_items(&p, twice, 2, &err), LVR_ERR_USAGE);
+    cr_assert(strstr(err.msg, "lambda is given twice"), "%s", err.msg);
+    for (size_t i = 0; i < sizeof shapeless / sizeof *shapeless; i++)
+        cr_assert_eq(lvr_policy_set_items(&p, &shapeless[i], 1, &err), LVR_ERR_USAGE, "%s", shapeless[i]);
+}
+
+/* Files of versions whose cache had one type do not name it. */
+Test(core_policy, policy_file_without_a_kv_type)
+{
+    lvr_policy_file a = {.conditions = {.threads = 1,
+                                        .depth = 1,
+                                        .kv_type = "q8_0",
+                                        .emulate_scale = 1,
+                                        .n_ctx = 9,
+                                        .prefill_chunk = 1,
+                                        .max_rows = 1}},
+                    b;
+    lvr_buf text = LVR_BUF_INIT;
+    lvr_error err = LVR_ERROR_INIT;
+    cr_assert_eq(lvr_policy_init(&a.policy, "ar", NULL), LVR_OK);
+    a.geometry = geometry_of(LVR_IO_SERIAL);
+    cr_assert_eq(lvr_policy_file_format(&a, &text, NULL), LVR_OK);
+    char *line = strstr(text.data, "  kv_type:");
+    cr_assert_not_null(line);
+    const char *next = strchr(line, '\n') + 1;
+    memmove(line, next, strlen(next) + 1);
+    cr_assert_eq(lvr_policy_file_parse("t", text.data, strlen(text.data), &b, &err), LVR_OK, "%s", err.msg);
+    cr_assert_str_eq(b.conditions.kv_type, "f16");
+    lvr_buf_free(&text);
+}
+
 Test(core_policy, policy_file_round_trip)
 {
     lvr_policy_file a = {0}, b;
@@ -179,11 +219,21 @@ Test(core_policy, policy_file_round_trip)
     lever_with(&a.policy, 12.345678901234567, 1e5, 1e6);
     for (int op = 0; op < LVR_OP_COUNT; op++)
         a.policy.cost.op[op].curve = (lvr_curve){.n = 2, .rows = {1, 9}, .ns = {1.0 / 3, 7e7 / 9}};
-    a.policy.calibration = (lvr_calibration){.n = 2, .q = {0.1, 0.9}, .p = {0.05, 0.93}};
+    a.policy.calibration = (lvr_calibration){
+        .n = 2,
+        .q = {0.1, 0.9},
+        .p = {0.05, 0.93},
+        .n_groups = 2,
+        .group = {{.max_depth = 1, .min_rank = 2, .max_rank = 3, .n = 1, .q = {0.5}, .p = {1.0 / 3}},
+                  {.max_depth = 64, .max_rank = 16, .n = 2, .q = {0, 1}, .p = {0, 0.9}}},
+        .n_depths = 2,
+        .n_ranks = 3,
+        .by_rank = {{0.6, 0.1, 0.05}, {2.0 / 3, 0.1, 0}}};
     a.geometry = geometry_of(LVR_IO_PIPELINED);
     a.conditions = (lvr_run_conditions){.threads = 2,
                                         .depth = 4,
                                         .cpu_level = "avx2",
+                                        .kv_type = "q8_0",
                                         .emulated = "slow",
                                         .emulate_scale = 0.5,
                                         .emulated_flash = a.policy.cost.flash,
@@ -200,6 +250,9 @@ Test(core_policy, policy_file_round_trip)
     cr_assert_eq(lvr_policy_file_format(&b, &again, NULL), LVR_OK);
     cr_assert_str_eq(text.data, again.data);
     cr_assert_eq(memcmp(&a.policy.cost, &b.policy.cost, sizeof a.policy.cost), 0, "doubles survive exactly");
+    cr_assert_eq(b.policy.calibration.group[0].p[0], 1.0 / 3);
+    cr_assert_eq(b.policy.calibration.by_rank[1][0], 2.0 / 3);
+    cr_assert_str_eq(b.conditions.kv_type, "q8_0");
     /* A mistyped key is an error with a position, and so is any cut. */
     char *typo = strstr(text.data, "ring_slots");
     cr_assert_not_null(typo);

@@ -21,10 +21,11 @@ static lvr_status try_generate(lvr_session *s, uint64_t request, uint32_t n_pred
     return lvr_session_generate(s, request, 0, prompt, n, n_predict, fn, user, NULL, NULL, &stats, err);
 }
 
-static void keep(void *user, int32_t token)
+static bool keep(void *user, int32_t token)
 {
     struct decode_output *out = user;
     out->tokens[out->n++] = token;
+    return true;
 }
 
 /* ---- faults ---- */
@@ -147,12 +148,13 @@ struct canceller {
     uint32_t after;
 };
 
-static void cancel_after(void *user, int32_t token)
+static bool cancel_after(void *user, int32_t token)
 {
     struct canceller *c = user;
     keep(&c->out, token);
     if (c->out.n >= c->after)
         atomic_store(&c->flag, true);
+    return true;
 }
 
 Test(decode_session, cancel_at_any_token, .timeout = 60)
@@ -180,6 +182,103 @@ Test(decode_session, cancel_at_any_token, .timeout = 60)
         cr_assert_eq(status, LVR_ERR_INTERRUPTED, "after %u: %s", after, err.msg);
         cr_assert(strstr(err.msg, "of 30 tokens"), "the message says what was done: %s", err.msg);
     }
+    decode_pair_remove(&pair);
+}
+
+/* What an interrupted request has done is handed out: its tokens, and figures that do not claim more. */
+Test(decode_session, interrupted_requests_tell_what_they_did, .timeout = 60)
+{
+    struct decode_pair pair;
+    struct decode_output whole;
+    int32_t prompt[64];
+    lvr_policy policy;
+    lvr_session_config c;
+    decode_pair_make(&pair, NULL, LVR_Q8_0);
+    decode_policy(&policy, "chain");
+    decode_config(&c, &pair, &policy);
+    c.resident_fraction = 0;
+    const uint32_t n_prompt = decode_prompt(3, prompt, 64);
+    decode_once(&c, 3, 30, &whole);
+    for (uint32_t after = 0; after < 20; after += 5) {
+        struct canceller k = {.after = after};
+        lvr_run_stats stats = {.wall_ns = UINT64_MAX};
+        int32_t *tokens = NULL;
+        uint32_t n = UINT32_MAX;
+        lvr_error err = LVR_ERROR_INIT;
+        c.cancel = &k.flag;
+        lvr_session *s = decode_open(&c);
+        atomic_store(&k.flag, after == 0);
+        cr_assert_eq(
+            lvr_session_generate(s, 3, 0, prompt, n_prompt, 30, cancel_after, &k, &tokens, &n, &stats, &err),
+            LVR_ERR_INTERRUPTED);
+        lvr_session_free(s);
+        cr_assert_eq(n, k.out.n);
+        cr_assert(n >= after && n < whole.n && stats.n_tokens == n && stats.stop == LVR_STOP_INTERRUPTED);
+        cr_assert(n == 0 || memcmp(tokens, whole.tokens, n * sizeof *tokens) == 0);
+        cr_assert_eq(stats.n_prefilled, after == 0 ? 0 : n_prompt - 1);
+        cr_assert(stats.prefill_ns <= stats.wall_ns && stats.prefill_ns + stats.decode_ns <= stats.wall_ns);
+        cr_assert(stats.ttft_ns <= stats.wall_ns && (stats.ttft_ns > 0) == (n > 0));
+        cr_assert(after > 0 || (stats.decode_ns == 0 && stats.decode_compute_ns == 0));
+        free(tokens);
+    }
+    decode_pair_remove(&pair);
+}
+
+/* ---- a host that has enough ---- */
+
+static bool enough(void *user, int32_t token)
+{
+    struct canceller *k = user;
+    keep(&k->out, token);
+    return k->out.n < k->after;
+}
+
+/* Stops request 3 at a token, then runs request 4 in the same session: reads that ran ahead are its own. */
+static void check_stopped_at(lvr_session *s, uint32_t at, const struct decode_output *whole,
+                             const struct decode_output *next)
+{
+    struct canceller k = {.after = at};
+    struct decode_output got;
+    int32_t prompt[64], *tokens = NULL;
+    lvr_run_stats stats;
+    uint32_t n = 0;
+    lvr_error err = LVR_ERROR_INIT;
+    const uint32_t n_prompt = decode_prompt(3, prompt, 64);
+    const lvr_geometry *g = lvr_session_geometry(s);
+    const uint64_t pass_bytes = lvr_geometry_stream_bytes(g);
+    cr_assert_eq(lvr_session_generate(s, 3, 0, prompt, n_prompt, 30, enough, &k, &tokens, &n, &stats, &err),
+                 LVR_OK, "%s", err.msg);
+    cr_assert(n == at && k.out.n == at && stats.n_tokens == at && stats.stop == LVR_STOP_HOST);
+    cr_assert_eq(memcmp(tokens, whole->tokens, n * sizeof *tokens), 0);
+    cr_assert_leq(stats.rounds, whole->stats.rounds, "no pass after the last token");
+    cr_assert(pass_bytes == 0 || stats.bytes_read % pass_bytes == 0);
+    free(tokens);
+    decode_generate(s, 4, 30, &got);
+    decode_same(next, &got, "the request after a stop");
+    cr_assert_eq(got.stats.bytes_read, next->stats.bytes_read);
+}
+
+Test(decode_session, the_host_may_stop_at_any_token, .timeout = 100)
+{
+    static const char *const names[] = {"ar", "chain", "random"};
+    struct decode_pair pair;
+    struct decode_output whole, next;
+    lvr_policy policy;
+    lvr_session_config c;
+    decode_pair_make(&pair, NULL, LVR_Q8_0);
+    for (size_t p = 0; p < sizeof names / sizeof names[0]; p++)
+        for (int io = 0; io < 2; io++) {
+            decode_policy(&policy, names[p]);
+            decode_config(&c, &pair, &policy);
+            c.resident_fraction = io ? 0 : 0.5;
+            c.io_mode = io ? LVR_IO_PIPELINED : LVR_IO_SERIAL;
+            decode_once(&c, 3, 30, &whole);
+            decode_once(&c, 4, 30, &next);
+            lvr_session *s = decode_open(&c);
+            for (uint32_t at = 1; at <= whole.n; at += 3)
+                check_stopped_at(s, at, &whole, &next);
+            lvr_session_free(s);
+        }
     decode_pair_remove(&pair);
 }
 
@@ -317,7 +416,7 @@ Test(decode_session, refusals)
     c.slice_bytes = 5000;
     expect_refused(&c, LVR_ERR_CONFIG, "slice");
     c = good;
-    c.ring_slots = 0;
+    c.ring_slots = LVR_MAX_RING_SLOTS + 1;
     expect_refused(&c, LVR_ERR_CONFIG, "ring");
     c = good;
     c.depth = LVR_FLASH_MAX_DEPTH + 1;

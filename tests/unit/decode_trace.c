@@ -36,18 +36,26 @@ static void *read_stream(lvr_trace *t, lvr_stream stream, uint64_t *ret_n)
     return records;
 }
 
+/* A session that records to `path`. */
+static lvr_session *open_recording(const lvr_session_config *c, const char *path, lvr_trace_writer **ret)
+{
+    lvr_trace_meta meta;
+    lvr_error err = LVR_ERROR_INIT;
+    lvr_session *s = decode_open(c);
+    cr_assert_eq(lvr_session_trace_meta(s, N_PREDICT, &meta, &err), LVR_OK, "%s", err.msg);
+    cr_assert_eq(lvr_trace_writer_open(path, &meta, true, ret, &err), LVR_OK, "%s", err.msg);
+    free(meta.config_yaml);
+    cr_assert_eq(lvr_session_set_trace(s, *ret, &err), LVR_OK, "%s", err.msg);
+    return s;
+}
+
 /* Records N_REQUESTS under a policy; their outputs and the sum of their figures go to `out` and `sum`. */
 static void record_timing(const lvr_session_config *c, const char *path, struct decode_output *out,
                           lvr_run_stats *sum)
 {
-    lvr_trace_meta meta;
     lvr_trace_writer *w = NULL;
     lvr_error err = LVR_ERROR_INIT;
-    lvr_session *s = decode_open(c);
-    cr_assert_eq(lvr_session_trace_meta(s, N_PREDICT, &meta, &err), LVR_OK, "%s", err.msg);
-    cr_assert_eq(lvr_trace_writer_open(path, &meta, true, &w, &err), LVR_OK, "%s", err.msg);
-    free(meta.config_yaml);
-    cr_assert_eq(lvr_session_set_trace(s, w, &err), LVR_OK, "%s", err.msg);
+    lvr_session *s = open_recording(c, path, &w);
     *sum = (lvr_run_stats){0};
     for (uint32_t r = 0; r < N_REQUESTS; r++) {
         decode_generate(s, r, N_PREDICT, &out[r]);
@@ -157,6 +165,75 @@ Test(decode_trace, timing_agrees_with_the_run, .timeout = 120)
     decode_pair_remove(&pair);
 }
 
+/* ---- a host that has enough in the middle of a round ---- */
+
+static bool until(void *user, int32_t token)
+{
+    uint32_t *left = user;
+    (void)token;
+    return --*left > 0;
+}
+
+/* Records request 0, which the host ends after `at` tokens. */
+static void record_stopped(const lvr_session_config *c, const char *path, uint32_t at)
+{
+    lvr_trace_writer *w = NULL;
+    lvr_run_stats stats;
+    lvr_error err = LVR_ERROR_INIT;
+    int32_t prompt[64];
+    uint32_t n = 0, left = at;
+    lvr_session *s = open_recording(c, path, &w);
+    const uint32_t n_prompt = decode_prompt(0, prompt, 64);
+    cr_assert_eq(
+        lvr_session_generate(s, 0, 0, prompt, n_prompt, N_PREDICT, until, &left, NULL, &n, &stats, &err),
+        LVR_OK, "%s", err.msg);
+    cr_assert(n == at && stats.n_tokens == at && stats.stop == LVR_STOP_HOST);
+    lvr_session_free(s);
+    cr_assert_eq(lvr_trace_writer_close(w, true, &err), LVR_OK, "%s", err.msg);
+}
+
+/* The request row counts the output tokens that are recorded: whole rounds. Returns how many. */
+static uint32_t check_recorded(lvr_trace *t, const struct decode_output *whole)
+{
+    uint64_t n_requests = 0, n_tokens = 0;
+    uint32_t n = 0;
+    lvr_rec_request *request = read_stream(t, LVR_STREAM_REQUESTS, &n_requests);
+    lvr_rec_token *tokens = read_stream(t, LVR_STREAM_TOKENS, &n_tokens);
+    for (uint64_t i = 0; i < n_tokens; i++)
+        if (tokens[i].is_output)
+            cr_assert_eq(tokens[i].token, whole->tokens[n++]);
+    cr_assert_eq(n_requests, 1);
+    cr_assert_eq(request[0].n_output, n, "%u in the row, %u recorded", request[0].n_output, n);
+    free(request);
+    free(tokens);
+    return n;
+}
+
+Test(decode_trace, a_request_that_the_host_ends_counts_what_is_recorded, .timeout = 120)
+{
+    struct decode_pair pair;
+    struct decode_output whole;
+    lvr_policy policy;
+    lvr_session_config c;
+    char path[128];
+    uint32_t n_dropped = 0;
+    decode_pair_make(&pair, NULL, LVR_Q8_0);
+    snprintf(path, sizeof path, "%s/stopped.h5", pair.target.dir);
+    decode_policy(&policy, "chain");
+    decode_config(&c, &pair, &policy);
+    decode_once(&c, 0, N_PREDICT, &whole);
+    for (uint32_t at = 1; at < whole.n; at++) {
+        record_stopped(&c, path, at);
+        lvr_trace *t = open_valid(path);
+        const uint32_t n = check_recorded(t, &whole);
+        cr_assert_geq(n, at);
+        n_dropped += n - at;
+        lvr_trace_close(t);
+    }
+    cr_assert_gt(n_dropped, 0, "some stops are in the middle of a round");
+    decode_pair_remove(&pair);
+}
+
 /* ---- oracle ---- */
 
 static void record_oracle(const lvr_session_config *c, const char *path, struct decode_output *out)
@@ -260,10 +337,23 @@ static void check_forest(const forest *f, const struct decode_output *out)
     cr_assert_gt(n_run, n_trees);
 }
 
+/* No more children than record_oracle keeps, and no more nodes than it expands. */
+static void within_caps(lvr_policy *policy)
+{
+    for (size_t i = 0; i < policy->ops->n_params; i++) {
+        const lvr_param *p = &policy->ops->params[i];
+        if (strcmp(p->name, "branch") == 0)
+            lvr_param_set_number(p, policy->params.bytes, 6);
+        if (strcmp(p->name, "min_path") == 0)
+            lvr_param_set_number(p, policy->params.bytes, 0.01);
+    }
+}
+
 static void check_oracle(const lvr_sampling *sampling)
 {
-    static const char *const names[] = {"chain",
-                                        "lever"}; /* random expands what is improbable: outside any caps */
+    static const char *const names[] = {
+        "chain",    "sequoia", "eagle2",  "opttree",
+        "specexec", "smart",   "edgellm", "lever"}; /* random expands what is improbable: outside any caps */
     struct decode_pair pair;
     struct decode_output out[N_REQUESTS], from_oracle[N_REQUESTS];
     lvr_run_stats sum;
@@ -286,6 +376,7 @@ static void check_oracle(const lvr_sampling *sampling)
     check_forest(&f, from_oracle);
     for (size_t p = 0; p < sizeof names / sizeof names[0]; p++) {
         decode_policy(&policy, names[p]);
+        within_caps(&policy);
         decode_config(&c, &pair, &policy);
         c.sampling = *sampling;
         record_timing(&c, timing, out, &sum);

@@ -140,6 +140,33 @@ Test(fit_curve, knots_stand_where_data_is)
     cr_expect_eq(c.ctx_ns, 0.0, "a context that hardly varies has no price");
 }
 
+/* A long prompt in one pass, and rounds that are all about as far behind it: what a row costs and what its
+ * context costs cannot be told apart, and is not guessed. */
+Test(fit_curve, context_is_told_apart_among_like_rows_only)
+{
+    enum { N = 264 };
+    lvr_error err = LVR_ERROR_INIT;
+    lvr_op_cost c;
+    lvr_fit_term term;
+    lvr_rng rng;
+    lvr_op_sample s[N];
+    lvr_rng_init(&rng, 7, "one long prompt");
+    for (uint32_t i = 0; i < N; i++) {
+        const bool prompt = i < 12;
+        s[i] = (lvr_op_sample){.rows = prompt ? 3000 : 1 + i % 5, .context = prompt ? 0 : 3000 + i};
+        s[i].ns = truth(s[i].rows, s[i].context) * exp(0.3 * lvr_rng_normal(&rng));
+    }
+    cr_assert_eq(lvr_fit_op(s, N, true, &c, &term, &err), LVR_OK, "%s", err.msg);
+    cr_expect_eq(c.ctx_ns, 0.0, "ctx_ns %g", c.ctx_ns);
+    for (uint32_t rows = 1; rows <= 5; rows++) {
+        const double want = truth(rows, 3130), got = lvr_op_cost_ns(&c, rows, 3130);
+        cr_expect(got > 0.7 * want && got < 1.5 * want, "%u rows: %g, truth %g", rows, got, want);
+    }
+    const double prompt = truth(3000, 0), got = lvr_op_cost_ns(&c, 3000, 0);
+    cr_expect(got > 0.7 * prompt && got < 1.5 * prompt, "the prompt: %g, truth %g", got, prompt);
+    cr_expect_eq(term.x_max, 3000);
+}
+
 Test(fit_curve, one_sample_is_a_constant_and_none_is_refused)
 {
     const lvr_op_sample s = {1, 10, 1234.0};

@@ -1,6 +1,7 @@
 /* The flash reader: contents, order, limits, faults, emulation, on both back ends. */
 #include "common/clock.h"
 #include "common/fs.h"
+#include "common/hash.h"
 #include "common/log.h"
 #include "common/rng.h"
 #include "engine/flash/flash.h"
@@ -84,13 +85,19 @@ static lvr_flash_completion wait_ok(lvr_flash *f)
     return c;
 }
 
-/* Random requests of 1 to 8 blocks, as many outstanding as allowed, every byte compared. */
-static void check_contents(const struct file *file, const lvr_flash_config *config, uint32_t n_requests)
+/* Random requests of 1 to 8 blocks, as many outstanding as allowed, every byte and checksum compared. Summed:
+ * into a registered buffer. */
+static void check_contents(const struct file *file, const lvr_flash_config *base, uint32_t n_requests)
 {
     enum { MAX_BLOCKS = 8 };
-    lvr_flash *f = open_ok(config);
-    const uint32_t k = config->max_outstanding;
+    const uint32_t k = base->max_outstanding;
     uint8_t *buffers = make_buffers((size_t)k * MAX_BLOCKS * BLOCK);
+    lvr_flash_config own = *base, *config = &own;
+    if (own.checksum) {
+        own.buffer = buffers;
+        own.buffer_bytes = (uint64_t)k * MAX_BLOCKS * BLOCK;
+    }
+    lvr_flash *f = open_ok(config);
     lvr_rng rng;
     lvr_rng_init(&rng, 4, "flash-reader-test");
     uint64_t total = 0;
@@ -110,6 +117,9 @@ static void check_contents(const struct file *file, const lvr_flash_config *conf
         cr_assert(c.queue_depth >= 1 && c.queue_depth <= config->depth);
         cr_assert_eq(memcmp(buffers + c.seq * MAX_BLOCKS * BLOCK, file->bytes + c.offset, c.bytes), 0,
                      "%u bytes at %u differ", (unsigned)c.bytes, (unsigned)c.offset);
+        cr_assert_eq(c.has_crc, config->checksum);
+        if (c.has_crc)
+            cr_assert_eq(c.crc, lvr_crc32c(0, file->bytes + c.offset, c.bytes));
         total += c.bytes;
         taken++;
         next = (uint32_t)c.seq;
@@ -120,6 +130,7 @@ static void check_contents(const struct file *file, const lvr_flash_config *conf
     lvr_flash_get_stats(f, &stats);
     cr_assert_eq(stats.reads, n_requests);
     cr_assert_eq(stats.bytes, total);
+    cr_assert(!stats.registered_buffer || config->buffer);
     lvr_flash_close(f);
     free(buffers);
 }
@@ -133,12 +144,14 @@ static void check_contents_at_all_depths(const struct file *file, bool buffered)
         if (!usable(e))
             continue;
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-            const lvr_flash_config c = {.path = file->path,
-                                        .engine = e,
-                                        .buffered = buffered,
-                                        .depth = shapes[i].depth,
-                                        .max_outstanding = shapes[i].outstanding};
-            check_contents(file, &c, 700);
+            lvr_flash_config c = {.path = file->path,
+                                  .engine = e,
+                                  .buffered = buffered,
+                                  .depth = shapes[i].depth,
+                                  .max_outstanding = shapes[i].outstanding};
+            check_contents(file, &c, 350);
+            c.checksum = true;
+            check_contents(file, &c, 350);
         }
     }
 }
@@ -265,18 +278,27 @@ static struct fault_run run_with(const struct file *file, lvr_flash_engine engin
                                  const lvr_flash_faults *faults, uint32_t n)
 {
     struct fault_run r = {0};
-    const lvr_flash_config config = {
-        .path = file->path, .engine = engine, .depth = 1, .max_outstanding = 4, .faults = faults};
-    lvr_flash *f = open_ok(&config);
     uint8_t *b = make_buffers((size_t)2 * BLOCK);
+    const lvr_flash_config config = {.path = file->path,
+                                     .engine = engine,
+                                     .depth = 1,
+                                     .max_outstanding = 4,
+                                     .buffer = b,
+                                     .buffer_bytes = (uint64_t)2 * BLOCK,
+                                     .checksum = true,
+                                     .faults = faults};
+    lvr_flash *f = open_ok(&config);
     for (uint32_t i = 0; i < n; i++) {
         memset(b, 0xee, (size_t)2 * BLOCK);
         submit_ok(f, i, i * BLOCK, (uint64_t)2 * BLOCK, b);
         r.c[i] = wait_ok(f);
-        if (r.c[i].status == LVR_OK)
+        cr_assert_eq(r.c[i].has_crc, r.c[i].status == LVR_OK);
+        if (r.c[i].status == LVR_OK) {
             cr_assert_eq(memcmp(b, file->bytes + i * BLOCK, (size_t)2 * BLOCK), 0);
-        else
+            cr_assert_eq(r.c[i].crc, lvr_crc32c(0, b, (size_t)2 * BLOCK));
+        } else {
             lvr_flash_last_error(f, &r.last);
+        }
     }
     lvr_flash_get_stats(f, &r.stats);
     lvr_flash_close(f);
@@ -437,16 +459,123 @@ Test(flash_reader, without_io_uring_threads_read)
     drop_file(&file);
 }
 
+/* ---- registering ---- */
+
+static lvr_flash_stats stats_of(const lvr_flash *f)
+{
+    lvr_flash_stats stats;
+    lvr_flash_get_stats(f, &stats);
+    return stats;
+}
+
+/* Requests inside the registered buffer, across its pieces and outside of it, each in several attempts. */
+Test(flash_reader, requests_are_read_in_pieces_wherever_they_go)
+{
+    enum { INSIDE = 40, OUTSIDE = 8, N = INSIDE + OUTSIDE };
+    struct file file = make_file(".");
+    FOR_EACH_ENGINE(e)
+    for (uint64_t piece = 1; piece <= 16; piece *= 2) {
+        const lvr_flash_faults faults = {.attempt_bytes = piece * BLOCK, .short_at = 3, .short_bytes = 100};
+        uint8_t *b = make_buffers(N * BLOCK);
+        const lvr_flash_config config = {.path = file.path,
+                                         .engine = e,
+                                         .depth = 2,
+                                         .max_outstanding = 8,
+                                         .buffer = b,
+                                         .buffer_bytes = INSIDE * BLOCK,
+                                         .checksum = true,
+                                         .faults = &faults};
+        lvr_flash *f = open_ok(&config);
+        for (uint64_t first = 0; first + 11 <= N; first += 3) {
+            memset(b, 0xee, N * BLOCK);
+            submit_ok(f, first, first * BLOCK, 11 * BLOCK, b + first * BLOCK);
+            const lvr_flash_completion c = wait_ok(f);
+            cr_assert_eq(c.status, LVR_OK);
+            cr_assert_eq(memcmp(b + first * BLOCK, file.bytes + first * BLOCK, 11 * BLOCK), 0);
+            cr_assert_eq(c.crc, lvr_crc32c(0, file.bytes + first * BLOCK, 11 * BLOCK));
+        }
+        lvr_flash_close(f);
+        free(b);
+    }
+    drop_file(&file);
+}
+
+Test(flash_reader, refused_registration_is_said_once_and_read_plainly)
+{
+    struct file file = make_file(".");
+    struct notices n = {0};
+    if (!usable(LVR_FLASH_URING))
+        cr_skip_test("no io_uring here");
+    lvr_log_set_sink(count_notices, LVR_LOG_DEBUG, &n);
+    for (int refuse = 0; refuse < 4; refuse++) {
+        n.warnings = n.infos = 0;
+        const lvr_flash_faults faults = {.refuse_buffer = (refuse & 1) != 0,
+                                         .refuse_files = (refuse & 2) != 0};
+        const struct fault_run r = run_with(&file, LVR_FLASH_URING, &faults, 3);
+        for (int i = 0; i < 3; i++)
+            cr_assert_eq(r.c[i].status, LVR_OK);
+        cr_assert(!(r.stats.registered_buffer && faults.refuse_buffer));
+        cr_assert(!(r.stats.registered_files && faults.refuse_files));
+        cr_assert_eq(n.warnings, 0);
+        if (faults.refuse_buffer)
+            cr_assert_eq(n.infos, 1);
+    }
+    const struct fault_run lanes = run_with(&file, LVR_FLASH_PREAD, NULL, 1);
+    cr_assert(!lanes.stats.registered_buffer && !lanes.stats.registered_files);
+    drop_file(&file);
+}
+
+/* Large enough for many pieces of sums, with completions piling up meanwhile. */
+Test(flash_reader, checksums_can_be_turned_on_and_off)
+{
+    struct file file = make_file(".");
+    enum { LONG = 400 * BLOCK };
+    FOR_EACH_ENGINE(e)
+    {
+        uint8_t *b = make_buffers(4 * LONG);
+        const lvr_flash_config config = {.path = file.path,
+                                         .engine = e,
+                                         .depth = 4,
+                                         .max_outstanding = 4,
+                                         .buffer = b,
+                                         .buffer_bytes = 4 * LONG};
+        lvr_flash *f = open_ok(&config);
+        for (uint64_t round = 0; round < 4; round++) {
+            for (uint64_t i = 0; i < 4; i++) {
+                lvr_flash_set_checksum(f, (i + round) % 2 == 0);
+                submit_ok(f, i, i * BLOCK, LONG, b + i * LONG);
+            }
+            for (int i = 0; i < 4; i++) {
+                const lvr_flash_completion c = wait_ok(f);
+                cr_assert_eq(c.status, LVR_OK);
+                cr_assert_eq(c.has_crc, (c.seq + round) % 2 == 0);
+                if (c.has_crc)
+                    cr_assert_eq(c.crc, lvr_crc32c(0, file.bytes + c.offset, LONG));
+            }
+        }
+        cr_assert_gt(stats_of(f).cpu_ns, 0);
+        lvr_flash_close(f);
+        free(b);
+    }
+    drop_file(&file);
+}
+
 Test(flash_reader, closing_waits_for_reads_in_flight)
 {
     struct file file = make_file(".");
     FOR_EACH_ENGINE(e)
     for (int round = 0; round < 20; round++) {
         const lvr_flash_faults faults = {.slow_at = 2, .slow_count = 3, .slow_ns = 3000000};
-        const lvr_flash_config config = {
-            .path = file.path, .engine = e, .depth = 2, .max_outstanding = 16, .faults = &faults};
-        lvr_flash *f = open_ok(&config);
         uint8_t *b = make_buffers(16 * BLOCK);
+        const lvr_flash_config config = {.path = file.path,
+                                         .engine = e,
+                                         .depth = 2,
+                                         .max_outstanding = 16,
+                                         .buffer = b,
+                                         .buffer_bytes = 16 * BLOCK,
+                                         .checksum = round % 3 == 0,
+                                         .faults = &faults};
+        lvr_flash *f = open_ok(&config);
         for (uint64_t i = 0; i < 16; i++)
             submit_ok(f, i, i * BLOCK, BLOCK, b + i * BLOCK);
         if (round % 2)
@@ -590,18 +719,24 @@ Test(flash_reader, rates_are_measured)
     double rate = 0;
     bool direct = false;
     lvr_error err = LVR_ERROR_INIT;
-    cr_assert_eq(lvr_flash_warm_rate(file.path, false, 0, FILE_BYTES, (uint64_t)16 * BLOCK, 4, &rate, &err),
-                 LVR_OK, "%s", err.msg);
+    cr_assert_eq(
+        lvr_flash_warm_rate(file.path, false, 0, FILE_BYTES, (uint64_t)16 * BLOCK, 4, NULL, &rate, &err),
+        LVR_OK, "%s", err.msg);
     cr_assert(rate > 0);
     cr_assert_eq(lvr_flash_read_rate(file.path, true, BLOCK, BLOCK, BLOCK, 1, &rate, &direct, &err), LVR_OK,
                  "%s", err.msg);
     cr_assert(!direct && rate > 0);
-    cr_assert_eq(lvr_flash_warm_rate(file.path, false, 0, BLOCK, (uint64_t)2 * BLOCK, 4, &rate, &err),
+    cr_assert_eq(lvr_flash_warm_rate(file.path, false, 0, BLOCK, (uint64_t)2 * BLOCK, 4, NULL, &rate, &err),
                  LVR_ERR_CONFIG);
-    cr_assert_eq(lvr_flash_warm_rate(file.path, false, 0, FILE_BYTES, 100, 4, &rate, &err), LVR_ERR_CONFIG);
+    cr_assert_eq(lvr_flash_warm_rate(file.path, false, 0, FILE_BYTES, 100, 4, NULL, &rate, &err),
+                 LVR_ERR_CONFIG);
     cr_assert_eq(lvr_flash_warm_rate(file.path, false, 0, (uint64_t)4 * FILE_BYTES, (uint64_t)16 * BLOCK, 4,
-                                     &rate, &err),
+                                     NULL, &rate, &err),
                  LVR_ERR_FORMAT);
+    const atomic_bool cancel = true;
+    cr_assert_eq(
+        lvr_flash_warm_rate(file.path, false, 0, FILE_BYTES, (uint64_t)16 * BLOCK, 4, &cancel, &rate, &err),
+        LVR_ERR_INTERRUPTED);
     drop_file(&file);
 }
 
@@ -611,16 +746,23 @@ Test(flash_reader, a_bench_cell_measures_and_fails_cleanly)
     lvr_flash_bench b = {0};
     lvr_error err = LVR_ERROR_INIT;
     lvr_flash_config config = {.path = file.path, .depth = 2};
-    cr_assert_eq(lvr_flash_bench_cell(&config, FILE_BYTES, (uint64_t)4 * BLOCK, 20000000, &b, &err), LVR_OK,
-                 "%s", err.msg);
-    cr_assert(b.n >= 4 && b.bytes_per_s > 0);
+    lvr_flash_load load = {
+        .file_bytes = FILE_BYTES, .request_bytes = (uint64_t)4 * BLOCK, .budget_ns = 20000000};
+    for (int random = 0; random < 2; random++) {
+        load.random = random != 0;
+        cr_assert_eq(lvr_flash_bench_cell(&config, &load, &b, &err), LVR_OK, "%s", err.msg);
+        cr_assert(b.n >= 4 && b.bytes_per_s > 0);
+        cr_assert(b.cpu_share > 0 && b.cpu_share < 4);
+    }
     cr_assert(b.latency_ns_p50 <= b.latency_ns_p90 && b.latency_ns_p90 <= b.latency_ns_p99);
     lvr_flash_bench before;
     memcpy(&before, &b, sizeof b);
-    cr_assert_eq(lvr_flash_bench_cell(&config, BLOCK, (uint64_t)4 * BLOCK, 1, &b, &err), LVR_ERR_CONFIG);
+    load = (lvr_flash_load){.file_bytes = BLOCK, .request_bytes = (uint64_t)4 * BLOCK, .budget_ns = 1};
+    cr_assert_eq(lvr_flash_bench_cell(&config, &load, &b, &err), LVR_ERR_CONFIG);
     const lvr_flash_faults faults = {.fail_at = 3, .fail_count = 1, .fail_errno = EIO};
     config.faults = &faults;
-    cr_assert_eq(lvr_flash_bench_cell(&config, FILE_BYTES, BLOCK, 20000000, &b, &err), LVR_ERR_IO);
+    load = (lvr_flash_load){.file_bytes = FILE_BYTES, .request_bytes = BLOCK, .budget_ns = 20000000};
+    cr_assert_eq(lvr_flash_bench_cell(&config, &load, &b, &err), LVR_ERR_IO);
     cr_assert_eq(memcmp(&b, &before, sizeof b), 0);
     drop_file(&file);
 }

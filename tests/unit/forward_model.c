@@ -74,7 +74,7 @@ static lvr_status reopen(const char *path, const bool *resident, lvr_error *err)
     lvr_pack *p = NULL;
     cr_assert_eq(lvr_pack_open(path, &p, err), LVR_OK, "%s", err->msg);
     lvr_model *m = NULL;
-    const lvr_status status = lvr_model_from_pack(p, resident, &m, err);
+    const lvr_status status = lvr_model_from_pack(p, resident, NULL, &m, err);
     lvr_model_free(m);
     return status;
 }
@@ -112,41 +112,71 @@ Test(model, missing_file_leaves_outputs_alone)
     cr_expect(strstr(err.msg, "/nonexistent/x.gguf"), "%s", err.msg);
 }
 
-Test(kv, commit_takes_rows_in_order)
+static void expect_row(const lvr_kv *kv, uint32_t layer, uint32_t head, uint32_t position, uint32_t slot)
 {
+    const size_t at = lvr_kv_cache_at(kv, layer, head, position);
+    const size_t from = lvr_kv_scratch_at(kv, layer, head, slot);
+    cr_expect(memcmp(kv->k + at, kv->sk + from, kv->row_bytes) == 0 &&
+                  memcmp(kv->v + at, kv->sv + from, kv->row_bytes) == 0,
+              "%s: layer %u, head %u, position %u", lvr_kv_type_name(kv->shape.type), layer, head, position);
+}
+
+static void check_commit(lvr_kv_type type)
+{
+    const lvr_kv_shape shape = {
+        .type = type, .n_layers = 2, .n_ctx = 4, .max_scratch = 3, .n_kv = 2, .head_dim = 48};
     lvr_kv kv;
-    cr_assert_eq(lvr_kv_init(&kv, 2, 4, 3, 32, NULL), LVR_OK);
-    for (uint32_t i = 0; i < 2 * 3 * 32; i++) {
-        kv.sk[i] = (uint16_t)i;
-        kv.sv[i] = (uint16_t)(1000 + i);
+    cr_assert_eq(lvr_kv_init(&kv, &shape, NULL), LVR_OK);
+    for (size_t i = 0; i < (size_t)2 * 2 * 3 * kv.row_bytes; i++) {
+        kv.sk[i] = (uint8_t)(i * 7);
+        kv.sv[i] = (uint8_t)(i * 11 + 5);
     }
     cr_expect_eq(lvr_kv_commit(&kv, (const uint32_t[]){2}, 1, NULL), LVR_OK);
     cr_expect_eq(lvr_kv_commit(&kv, (const uint32_t[]){1, 0}, 2, NULL), LVR_OK);
     cr_expect_eq(kv.n_cached, 3u);
     static const uint32_t slots[] = {2, 1, 0};
     for (uint32_t l = 0; l < 2; l++)
-        for (uint32_t p = 0; p < 3; p++) {
-            const size_t at = ((size_t)l * 4 + p) * 32, from = ((size_t)l * 3 + slots[p]) * 32;
-            cr_expect(memcmp(kv.k + at, kv.sk + from, 64) == 0, "layer %u, position %u", l, p);
-            cr_expect(memcmp(kv.v + at, kv.sv + from, 64) == 0, "layer %u, position %u", l, p);
-        }
+        for (uint32_t h = 0; h < 2; h++)
+            for (uint32_t p = 0; p < 3; p++)
+                expect_row(&kv, l, h, p, slots[p]);
     lvr_error err = LVR_ERROR_INIT;
     cr_expect_eq(lvr_kv_commit(&kv, (const uint32_t[]){0, 1}, 2, &err), LVR_ERR_INVARIANT);
+    cr_expect_eq(lvr_kv_append(&kv, 2, &err), LVR_ERR_INVARIANT);
     cr_expect_eq(kv.n_cached, 3u);
     cr_expect_eq(lvr_kv_commit(&kv, (const uint32_t[]){3}, 1, &err), LVR_ERR_INVARIANT);
     cr_expect_eq(kv.n_cached, 3u);
+    cr_expect_eq(lvr_kv_append(&kv, 1, &err), LVR_OK);
+    cr_expect_eq(kv.n_cached, 4u);
     lvr_kv_clear(&kv);
     cr_expect_eq(kv.n_cached, 0u);
     lvr_kv_free(&kv);
     lvr_kv_free(&kv); /* harmless */
 }
 
+Test(kv, commit_takes_rows_in_order)
+{
+    check_commit(LVR_KV_F16);
+    check_commit(LVR_KV_Q8_0);
+}
+
 Test(kv, sizes_that_overflow_are_refused)
 {
     lvr_kv kv = {0};
-    cr_expect_eq(lvr_kv_bytes(UINT32_MAX, UINT32_MAX, 1, UINT32_MAX), UINT64_MAX);
-    cr_expect_eq(lvr_kv_init(&kv, UINT32_MAX, UINT32_MAX, 1, UINT32_MAX, NULL), LVR_ERR_NOMEM);
-    cr_expect_eq(lvr_kv_bytes(2, 4, 3, 32), 2u * 2 * (4 + 3) * 32 * 2);
+    lvr_error err = LVR_ERROR_INIT;
+    const lvr_kv_shape huge = {.n_layers = UINT32_MAX,
+                               .n_ctx = UINT32_MAX,
+                               .max_scratch = 1,
+                               .n_kv = 1,
+                               .head_dim = UINT32_MAX & ~15u};
+    cr_expect_eq(lvr_kv_bytes(&huge), UINT64_MAX);
+    cr_expect_eq(lvr_kv_init(&kv, &huge, NULL), LVR_ERR_NOMEM);
+    lvr_kv_shape small_one = {.n_layers = 2, .n_ctx = 4, .max_scratch = 3, .n_kv = 2, .head_dim = 32};
+    cr_expect_eq(lvr_kv_bytes(&small_one), 2u * (2 * 2 * 4 + 2 * 2 * 3) * 32 * 2);
+    small_one.type = LVR_KV_Q8_0; /* 34 bytes a row, planes rounded up to 64 */
+    cr_expect_eq(lvr_kv_bytes(&small_one), 2u * (576 + 448));
+    small_one.head_dim = 24;
+    cr_expect_eq(lvr_kv_init(&kv, &small_one, &err), LVR_ERR_UNSUPPORTED);
+    cr_expect(strstr(err.msg, "head width 24"), "%s", err.msg);
 }
 
 /* One mistake of a caller each. */
@@ -205,6 +235,56 @@ Test(forward, cached_positions_are_not_computed_again)
     model_file_remove(&file);
 }
 
+Test(forward, mistakes_in_prompt_passes_are_named)
+{
+    static const struct {
+        lvr_status status;
+        const char *says;
+        uint32_t first, n;
+        int32_t tokens[4];
+    } cases[] = {
+        {LVR_ERR_FORMAT, "vocabulary", 2, 2, {1, 300}},
+        {LVR_ERR_FORMAT, "vocabulary", 2, 1, {-1}},
+        {LVR_ERR_INVARIANT, "at most 3", 2, 4, {1, 2, 3, 4}},
+        {LVR_ERR_INVARIANT, "from position 1 on, but the cache holds 2", 1, 2, {1, 2}},
+        {LVR_ERR_INVARIANT, "from position 3 on", 3, 1, {1}},
+        {LVR_ERR_INVARIANT, "outside the context of 4", 2, 3, {1, 2, 3}},
+    };
+    const struct rig_sizes sizes = {
+        .level = LVR_CPU_C, .threads = 1, .n_ctx = 4, .max_rows = 2, .max_prompt_rows = 3, .max_scratch = 2};
+    struct model_file file;
+    model_file_make(&file, &small);
+    lvr_model *m = rig_model(&file, NULL);
+    struct rig r;
+    rig_open_sized(&r, m, &sizes);
+    rig_prompt_direct(&r, (const int32_t[]){65, 66}, 2, 2);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        lvr_error err = LVR_ERROR_INIT;
+        cr_expect_eq(lvr_forward_embed_prompt(r.forward, cases[i].tokens, cases[i].first, cases[i].n, &err),
+                     cases[i].status, "case %zu", i);
+        cr_expect(strstr(err.msg, cases[i].says), "case %zu: %s", i, err.msg);
+        lvr_forward_layer(r.forward, 0, NULL); /* nothing to do, nothing done */
+    }
+    rig_prompt_direct(&r, (const int32_t[]){67, 68}, 2, 2);
+    rig_close(&r);
+    rig_open(&r, m, LVR_CPU_C, 1, 4, 2, 2);
+    cr_expect_eq(lvr_forward_embed_prompt(r.forward, (const int32_t[]){1}, 0, 1, NULL), LVR_ERR_INVARIANT,
+                 "a workspace made without prompt passes");
+    rig_close(&r);
+    lvr_model_free(m);
+    model_file_remove(&file);
+}
+
+/* What a pass over a prompt holds for all rows is their residual stream alone. */
+Test(forward, prompt_rows_cost_their_residual_stream)
+{
+    const lvr_model_shape s = {
+        .n_layers = 2, .d_model = 256, .n_heads = 4, .n_kv = 2, .head_dim = 64, .d_ff = 1024, .vocab = 100};
+    const uint64_t none = lvr_forward_bytes(&s, 512, 64, 0, 2);
+    cr_expect_eq(lvr_forward_bytes(&s, 512, 64, 64, 2), none);
+    cr_expect_eq(lvr_forward_bytes(&s, 512, 64, 4096, 2), none + (4096 - 64) * 4 * 256);
+}
+
 Test(forward, heads_in_one_go_equal_heads_one_by_one)
 {
     struct model_file file;
@@ -230,15 +310,16 @@ Test(forward, workspace_that_cannot_be_is_refused)
     lvr_model *m = rig_model(&file, NULL);
     lvr_model_shape huge = *m->shape;
     huge.d_ff = huge.d_model = UINT32_MAX;
-    cr_expect_eq(lvr_forward_bytes(&huge, 1, UINT32_MAX, 1), UINT64_MAX);
+    cr_expect_eq(lvr_forward_bytes(&huge, 1, UINT32_MAX, 0, 1), UINT64_MAX);
     struct rig r;
     rig_open(&r, m, LVR_CPU_C, 1, 16, 2, 4);
     lvr_forward *f = NULL;
     lvr_error err = LVR_ERROR_INIT;
-    cr_expect_eq(lvr_forward_new(m, &r.kernels, r.pool, &r.kv, 0, &f, &err), LVR_ERR_INVARIANT);
+    cr_expect_eq(lvr_forward_new(m, &r.kernels, r.pool, &r.kv, 0, 0, &f, &err), LVR_ERR_INVARIANT);
     lvr_kv other;
-    cr_assert_eq(lvr_kv_init(&other, 1, 4, 4, 32, NULL), LVR_OK);
-    cr_expect_eq(lvr_forward_new(m, &r.kernels, r.pool, &other, 2, &f, &err), LVR_ERR_INVARIANT);
+    const lvr_kv_shape another = {.n_layers = 1, .n_ctx = 4, .max_scratch = 4, .n_kv = 1, .head_dim = 32};
+    cr_assert_eq(lvr_kv_init(&other, &another, NULL), LVR_OK);
+    cr_expect_eq(lvr_forward_new(m, &r.kernels, r.pool, &other, 2, 0, &f, &err), LVR_ERR_INVARIANT);
     cr_expect_null(f);
     lvr_kv_free(&other);
     rig_close(&r);

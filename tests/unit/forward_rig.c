@@ -41,15 +41,24 @@ lvr_model *rig_model(const struct model_file *file, const bool *resident)
     return model;
 }
 
+void rig_open_sized(struct rig *r, lvr_model *model, const struct rig_sizes *sizes)
+{
+    const lvr_kv_shape cache =
+        lvr_forward_kv_shape(model->shape, sizes->kv_type, sizes->n_ctx, sizes->max_scratch);
+    *r = (struct rig){.model = model, .vocab = model->shape->vocab};
+    lvr_kernels_init(&r->kernels, sizes->level);
+    CHECK(lvr_pool_new(sizes->threads, &r->pool, err));
+    CHECK(lvr_kv_init(&r->kv, &cache, err));
+    CHECK(lvr_forward_new(model, &r->kernels, r->pool, &r->kv, sizes->max_rows, sizes->max_prompt_rows,
+                          &r->forward, err));
+}
+
 void rig_open(struct rig *r, lvr_model *model, lvr_cpu_level level, uint32_t threads, uint32_t n_ctx,
               uint32_t max_rows, uint32_t max_scratch)
 {
-    const lvr_model_shape *s = model->shape;
-    *r = (struct rig){.model = model, .vocab = s->vocab};
-    lvr_kernels_init(&r->kernels, level);
-    CHECK(lvr_pool_new(threads, &r->pool, err));
-    CHECK(lvr_kv_init(&r->kv, s->n_layers, n_ctx, max_scratch, s->n_kv * s->head_dim, err));
-    CHECK(lvr_forward_new(model, &r->kernels, r->pool, &r->kv, max_rows, &r->forward, err));
+    const struct rig_sizes sizes = {
+        .level = level, .threads = threads, .n_ctx = n_ctx, .max_rows = max_rows, .max_scratch = max_scratch};
+    rig_open_sized(r, model, &sizes);
 }
 
 void rig_close(struct rig *r)
@@ -84,6 +93,18 @@ void rig_prompt(struct rig *r, const int32_t *tokens, uint32_t n, uint32_t chunk
         }
         rig_pass(r, rows, len, NULL);
         CHECK(lvr_kv_commit(&r->kv, slots, len, err));
+        done += len;
+    }
+}
+
+void rig_prompt_direct(struct rig *r, const int32_t *tokens, uint32_t n, uint32_t chunk)
+{
+    for (uint32_t done = 0; done < n;) {
+        const uint32_t len = n - done < chunk ? n - done : chunk;
+        CHECK(lvr_forward_embed_prompt(r->forward, tokens + done, r->kv.n_cached, len, err));
+        for (uint32_t l = 0; l < r->model->shape->n_layers; l++)
+            lvr_forward_layer(r->forward, l, NULL);
+        CHECK(lvr_kv_append(&r->kv, len, err));
         done += len;
     }
 }

@@ -3,6 +3,7 @@
 #include "engine/gguf.h"
 #include "tests/unit/gguf_builder.h"
 #include <criterion/criterion.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -198,6 +199,19 @@ static const struct {
      LVR_ERR_FORMAT,
      "a and b overlap"},
     {"the same data twice", 2, {{"a", 1, {8}, 0, 0}, {"b", 1, {8}, 0, 0}}, 64, LVR_ERR_FORMAT, "overlap"},
+    {"a hole between tensors",
+     2,
+     {{"a", 1, {8}, 0, 0}, {"b", 1, {8}, 0, 64}},
+     96,
+     LVR_ERR_FORMAT,
+     "tensor b begins at byte 160, expected 128, where tensor a"},
+    {"a hole before the tensors",
+     1,
+     {{"a", 1, {8}, 0, 32}},
+     64,
+     LVR_ERR_FORMAT,
+     "a, has offset 32, expected 0"},
+    {"data left over", 1, {{"a", 1, {8}, 0, 0}}, 33, LVR_ERR_FORMAT, "the tensors end at byte 96 of 97"},
     {"duplicate names", 2, {{"a", 1, {8}, 0, 0}, {"a", 1, {8}, 0, 32}}, 64, LVR_ERR_FORMAT, "a occurs twice"},
     {"name with a newline", 1, {{"a\nb", 1, {8}, 0, 0}}, 64, LVR_ERR_FORMAT, "0x0a"},
 };
@@ -217,6 +231,57 @@ Test(gguf_malformed, refuses_wrong_tensor_tables)
         expect_refused(wrong_tensors[i].name, &b, wrong_tensors[i].status, wrong_tensors[i].says);
         lvr_buf_free(&b);
     }
+}
+
+#define VALUE_BYTES 12u
+
+static uint32_t align_up(uint32_t n, uint32_t align)
+{
+    return (n + align - 1) / align * align;
+}
+
+/* Two tensors laid out for one alignment in a file that states another (0: none). *ret_header_bytes: what
+ * comes before them. */
+static lvr_status open_aligned(uint32_t written, uint32_t stated, uint32_t n_pad, uint32_t *ret_header_bytes,
+                               lvr_error *err)
+{
+    static const uint64_t dims[] = {VALUE_BYTES / 4};
+    lvr_buf b = LVR_BUF_INIT;
+    char text[64];
+    snprintf(text, sizeof text, "%*s", (int)n_pad, ""); /* moves the header's end */
+    gguf_put_head(&b, 2, 2);
+    gguf_put_kv_u32(&b, stated > 0 ? "general.alignment" : "some.key", stated);
+    gguf_put_kv_str(&b, "pad", text);
+    gguf_put_tensor(&b, "a", 1, dims, LVR_F32, 0);
+    gguf_put_tensor(&b, "b", 1, dims, LVR_F32, align_up(VALUE_BYTES, written));
+    *ret_header_bytes = (uint32_t)b.len;
+    for (uint32_t i = 0; i < 2; i++) {
+        gguf_pad(&b, written);
+        lvr_buf_append(&b, "12345678abcd", VALUE_BYTES);
+    }
+    gguf_pad(&b, written);
+    const lvr_status status = open_bytes(&b, err);
+    lvr_buf_free(&b);
+    return status;
+}
+
+Test(gguf_malformed, a_wrong_alignment_is_refused)
+{
+    uint32_t header = 0;
+    for (uint32_t n_pad = 0; n_pad < 64; n_pad++)
+        for (uint32_t written = 8; written <= 64; written *= 2)
+            for (uint32_t stated = 8; stated <= 64; stated *= 2) {
+                lvr_error err = LVR_ERROR_INIT;
+                const lvr_status status = open_aligned(written, stated, n_pad, &header, &err);
+                const bool same = align_up(header, written) == align_up(header, stated) &&
+                                  align_up(VALUE_BYTES, written) == align_up(VALUE_BYTES, stated);
+                cr_expect_eq(status, same ? LVR_OK : LVR_ERR_FORMAT, "%u as %u, %u: %s", written, stated,
+                             n_pad, err.msg);
+            }
+    lvr_error err = LVR_ERROR_INIT;
+    cr_expect_eq(open_aligned(32, 0, 0, &header, &err), LVR_OK, "%s", err.msg);
+    cr_expect_eq(open_aligned(64, 0, 0, &header, &err), LVR_ERR_FORMAT);
+    cr_expect(strstr(err.msg, "general.alignment") != NULL, "%s", err.msg);
 }
 
 static const struct {

@@ -199,16 +199,17 @@ Test(gguf, honours_the_alignment_key)
     lvr_buf b = LVR_BUF_INIT;
     lvr_gguf *g = NULL;
     lvr_error err = LVR_ERROR_INIT;
-    gguf_put_head(&b, 1, 1);
+    gguf_put_head(&b, 2, 1);
     gguf_put_kv_u32(&b, "general.alignment", 4096);
-    gguf_put_tensor(&b, "a", 1, dims, LVR_F32, 4096);
-    gguf_pad(&b, 4096);
-    gguf_put_u64(&b, 0);
-    gguf_pad(&b, 4096);
-    for (int i = 0; i < 4; i++)
-        gguf_put_u64(&b, 0);
+    gguf_put_tensor(&b, "a", 1, dims, LVR_F32, 0);
+    gguf_put_tensor(&b, "b", 1, dims, LVR_F32, 4096);
+    for (int tensor = 0; tensor < 2; tensor++) {
+        gguf_pad(&b, 4096);
+        for (int i = 0; i < 4; i++)
+            gguf_put_u64(&b, 0);
+    }
     cr_assert_eq(lvr_gguf_open_mem("m", b.data, b.len, b.len, false, &g, &err), LVR_OK, "%s", err.msg);
-    cr_expect_eq(lvr_gguf_find(g, "a")->offset, 8192);
+    cr_expect_eq(lvr_gguf_find(g, "b")->offset, 8192);
     cr_expect_eq(lvr_gguf_alignment(g), 4096);
     lvr_gguf_free(g);
     lvr_buf_free(&b);

@@ -99,7 +99,8 @@ static const struct {
     SHAPE_F32("llama.rope.freq_base", NAN, LVR_ERR_FORMAT, "freq_base is"),
     {"general.architecture", "", 12, 5, "gemma", LVR_ERR_UNSUPPORTED, "architecture \"gemma\""},
     {"general.architecture", "", 12, 5, "phi-3", LVR_ERR_UNSUPPORTED, "runs llama, qwen2 and qwen3"},
-    {"token_embd.weight", "", 12, 8, "\40\1\0\0\0\0\0\0", LVR_ERR_FORMAT, "288 rows"},
+    /* as many bytes, with their padding, in another type */
+    {"token_embd.weight", "", 12, 12, "\67\2\0\0\0\0\0\0\2\0\0\0", LVR_ERR_FORMAT, "567 rows"},
     RENAME("token_embd", ".weighX", LVR_ERR_FORMAT, "token_embd.weight is missing"),
     RENAME("output_norm", ".weighX", LVR_ERR_FORMAT, "output_norm.weight is missing"),
     RENAME("output", "_extra.weigh", LVR_ERR_FORMAT, ""),

@@ -205,6 +205,7 @@ Test(gguf_split, a_missing_part_is_named)
         unlink(part_path(missing));
         snprintf(name, sizeof name, "part %u of 3 of the split model: %s", missing + 1, dir);
         expect_refused("missing", missing == 0 ? 1 : 0, LVR_ERR_IO, name, "No such file");
+        expect_refused("missing", missing == 0 ? 1 : 0, LVR_ERR_IO, name, "or copy it there");
     }
     lvr_gguf_free(whole);
 }
@@ -245,7 +246,11 @@ Test(gguf_split, parts_that_do_not_fit_are_named)
         uint32_t which;
         struct part_spec spec;
     } cases[] = {
-        {"another number", "00002-of", "split.no is 2, expected 1", 1, {2, 3, n, 0 + 1, 9, NULL}},
+        {"another number",
+         "00002-of",
+         "split.no is 2, expected 1: the part belongs to another model, or was renamed; give",
+         1,
+         {2, 3, n, 0 + 1, 9, NULL}},
         {"another count of parts", "00002-of", "split.count is 4, expected 3", 1, {1, 4, n, 1, 9, NULL}},
         {"another count of tensors",
          "00002-of",

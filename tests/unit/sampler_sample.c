@@ -45,8 +45,9 @@ Test(sampler, greedy_takes_the_smallest_of_equal_ids)
 Test(sampler, greedy_with_nan_and_infinities)
 {
     cr_expect_eq(greedy((const float[]){NAN, -3, NAN, -2}, 4), 3);
-    cr_expect_eq(greedy((const float[]){NAN, NAN}, 2), 0);
-    cr_expect_eq(greedy((const float[]){-INFINITY, -INFINITY}, 2), 0);
+    cr_expect_eq(greedy((const float[]){NAN, NAN}, 2), -1);
+    cr_expect_eq(greedy((const float[]){-INFINITY, INFINITY}, 2), -1);
+    cr_expect_eq(greedy((const float[]){NAN, -FLT_MAX}, 2), 0);
     cr_expect_eq(greedy((const float[]){NAN, -INFINITY, -1e30f}, 3), 2);
     cr_expect_eq(greedy((const float[]){1, INFINITY, INFINITY}, 3), 1);
 }
@@ -227,13 +228,13 @@ Test(sampler, tiny_temperature_is_greedy)
     lvr_sampler_free(s);
 }
 
-Test(sampler, nothing_but_nan_gives_token_zero)
+Test(sampler, nothing_finite_gives_no_token)
 {
     const float x[] = {NAN, -INFINITY, NAN};
     lvr_sampler *s = sampler_at(3, LVR_CPU_C);
     const lvr_sampling set = {.temperature = 1, .top_p = 1};
     for (uint32_t i = 0; i < 20; i++)
-        cr_expect_eq(lvr_sample(s, &set, 0, i, x, NULL), 0);
+        cr_expect_eq(lvr_sample(s, &set, 0, i, x, NULL), -1);
     lvr_sampler_free(s);
 }
 

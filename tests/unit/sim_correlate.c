@@ -37,11 +37,13 @@ Test(sim_correlate, a_simulated_run_is_its_own_twin)
 {
     const lvr_cost_table t = sim_rig_cost();
     lvr_sim_oracle o = sim_rig_oracle(&sim_rig_default);
-    static const char *const policies[] = {"ar", "chain", "lever", "random"};
+    static const char *const policies[] = {"ar",       "chain", "sequoia", "eagle2", "opttree",
+                                           "specexec", "smart", "edgellm", "lever",  "random"};
+    const size_t n_policies = sizeof policies / sizeof policies[0];
     for (int mode = LVR_IO_SERIAL; mode <= LVR_IO_PIPELINED; mode++) {
         const lvr_geometry g = sim_rig_geometry(N_LAYERS, LAYER_BYTES, (lvr_io_mode)mode);
         lvr_cost_model *m = model_of(&sim_rig_default, &t, &g);
-        for (size_t i = 0; i < 4; i++) {
+        for (size_t i = 0; i < n_policies; i++) {
             lvr_error err = LVR_ERROR_INIT;
             lvr_correlation c;
             char *path = measure(&sim_rig_default, o.outcome, policies[i], &t, &g);
@@ -123,4 +125,34 @@ Test(sim_correlate, fit_prompts_and_strangers_are_refused)
     sim_rig_discard(path);
     lvr_sim_oracle_free(&o);
     lvr_sim_oracle_free(&strange);
+}
+
+/* What the caches were recorded with comes from /config: a trace without one makes no claim, one that
+ * cannot be read is refused. */
+Test(sim_correlate, the_recording_s_config_is_read_or_refused)
+{
+    const lvr_policy p = sim_rig_policy("chain", NULL);
+    const lvr_geometry g = sim_rig_geometry(N_LAYERS, LAYER_BYTES, LVR_IO_SERIAL);
+    const lvr_policy_file pf = sim_rig_file(&sim_rig_default, &p, &g);
+    lvr_error err = LVR_ERROR_INIT;
+    lvr_buf config = LVR_BUF_INIT;
+    sim_rig rig = sim_rig_default;
+    lvr_sim_oracle o = sim_rig_oracle(&rig);
+    cr_expect_str_eq(o.kv_type, "");
+    lvr_sim_oracle_free(&o);
+    cr_assert_eq(lvr_policy_file_format(&pf, &config, &err), LVR_OK, "%s", err.msg);
+    rig.config = config.data;
+    o = sim_rig_oracle(&rig);
+    cr_expect_str_eq(o.kv_type, pf.conditions.kv_type);
+    cr_expect_str_neq(o.kv_type, "");
+    lvr_sim_oracle_free(&o);
+    lvr_buf_free(&config);
+    rig.config = "schema: [\n";
+    char *path = sim_rig_path("oracle.h5");
+    sim_rig_write_oracle(&rig, path);
+    o.temperature = 77;
+    cr_expect_neq(lvr_sim_oracle_load(path, &o, &err), LVR_OK);
+    cr_expect_not_null(strstr(err.msg, "/config"), "%s", err.msg);
+    cr_expect_eq(o.temperature, 77, "outputs are untouched on failure");
+    sim_rig_discard(path);
 }

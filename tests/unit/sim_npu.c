@@ -19,7 +19,7 @@ static lvr_cost_table table(void)
 static lvr_geometry resident(lvr_place place)
 {
     lvr_geometry g = sim_rig_geometry(N_LAYERS, LAYER_BYTES, LVR_IO_PIPELINED);
-    lvr_geometry_set_resident(&g, 1.0);
+    lvr_geometry_set_resident(&g, 1.0, LVR_RESIDENT_SPREAD);
     g.place = place;
     return g;
 }

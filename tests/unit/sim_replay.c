@@ -2,6 +2,7 @@
 #include "sim_rig.h"
 #include <criterion/criterion.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -49,6 +50,71 @@ Test(sim_replay, ar_serial_is_io_plus_compute)
     lvr_outcome_free(o);
 }
 
+/* Prompt passes of many rows: as many as the chunk says, priced by the curves, beyond their knots too. */
+Test(sim_replay, prompt_passes_of_many_rows)
+{
+    static const uint32_t chunks[] = {1, 64, 512, LVR_MAX_PREFILL_ROWS};
+    const lvr_cost_table t = sim_rig_cost();
+    const lvr_geometry g = sim_rig_geometry(N_LAYERS, LAYER_BYTES, LVR_IO_SERIAL);
+    sim_rig rig = sim_rig_default;
+    rig.n_prompt = 1000;
+    rig.n_requests = 1;
+    lvr_outcome *o = sim_rig_outcome(&rig);
+    const lvr_policy ar = sim_rig_policy("ar", NULL);
+    lvr_error err = LVR_ERROR_INIT;
+    lvr_sim_config c = {
+        .policy = &ar, .geometry = &g, .cost = &t, .conditions = sim_rig_conditions(), .outcome = o};
+    c.conditions.n_ctx = 2000;
+    for (size_t i = 0; i < sizeof chunks / sizeof chunks[0]; i++) {
+        lvr_sim_result r = {0};
+        uint64_t want = op(&t, LVR_OP_PLAN, 1); /* decode_ns starts after it */
+        c.conditions.prefill_chunk = chunks[i];
+        cr_assert_eq(lvr_sim_run(&c, &r, &err), LVR_OK, "%s", err.msg);
+        for (uint32_t left = rig.n_prompt - 1, n; left > 0; left -= n) {
+            n = left < chunks[i] ? left : chunks[i];
+            want += op(&t, LVR_OP_EMBED, n) + N_LAYERS * (op(&t, LVR_OP_LAYER, n) + layer_read_ns()) +
+                    op(&t, LVR_OP_COMMIT, n);
+        }
+        cr_expect_eq(r.prefill_ns, want, "chunks of %u: %lu, closed form %lu", chunks[i], r.prefill_ns, want);
+        cr_expect_eq(r.max_rows[LVR_OP_LAYER], chunks[i] < 999 ? chunks[i] : 999);
+        lvr_sim_result_free(&r);
+    }
+    lvr_outcome_free(o);
+}
+
+/* A model that has never seen a read does not price one with nothing. */
+Test(sim_replay, a_model_without_flash_refuses_to_stream)
+{
+    const lvr_cost_table t = sim_rig_cost();
+    lvr_geometry g = sim_rig_geometry(N_LAYERS, LAYER_BYTES, LVR_IO_PIPELINED);
+    lvr_outcome *o = sim_rig_outcome(&sim_rig_default);
+    const lvr_policy ar = sim_rig_policy("ar", NULL);
+    lvr_cost_model *m = calloc(1, sizeof *m);
+    cr_assert_not_null(m);
+    m->table = t;
+    m->n_terms = 1;
+    snprintf(m->terms[0].name, sizeof m->terms[0].name, "flash");
+    lvr_error err = LVR_ERROR_INIT;
+    lvr_sim_result r = {0};
+    lvr_sim_config c = {.policy = &ar, .geometry = &g, .conditions = sim_rig_conditions(), .outcome = o};
+    lvr_sim_use_model(&c, m);
+    cr_assert_eq(lvr_sim_run(&c, &r, &err), LVR_ERR_CONFIG);
+    cr_expect_not_null(strstr(err.msg, "cannot price flash"), "%s", err.msg);
+    cr_expect_not_null(strstr(err.msg, "--emulate-flash"), "%s", err.msg);
+    snprintf(m->conditions.emulated, sizeof m->conditions.emulated, "some device");
+    lvr_sim_use_model(&c, m);
+    cr_assert_eq(lvr_sim_run(&c, &r, &err), LVR_OK, "%s", err.msg);
+    lvr_sim_result_free(&r);
+    m->conditions.emulated[0] = '\0';
+    lvr_geometry_set_resident(&g, 1.0, LVR_RESIDENT_SPREAD);
+    lvr_sim_use_model(&c, m);
+    cr_assert_eq(lvr_sim_run(&c, &r, &err), LVR_OK, "%s", err.msg);
+    cr_expect_eq(r.flash_idle_ns, 0, "nothing is streamed");
+    lvr_sim_result_free(&r);
+    free(m);
+    lvr_outcome_free(o);
+}
+
 Test(sim_replay, ar_pipelined_is_bound_by_flash_or_compute)
 {
     lvr_cost_table t = sim_rig_cost();
@@ -65,6 +131,8 @@ Test(sim_replay, ar_pipelined_is_bound_by_flash_or_compute)
     lvr_sim_result fast_flash = sim_rig_run(o, &ar, &g, &t);
     const double compute = (double)ar_round_compute(&t),
                  got = (double)fast_flash.decode_ns / (double)fast_flash.n_tokens;
+    cr_expect_lt(slow_flash.flash_idle_ns, slow_flash.simulated_ns / 1000);
+    cr_expect_gt(fast_flash.flash_idle_ns, fast_flash.simulated_ns / 2, "the ring is full most of the time");
     cr_expect(got >= compute * 0.99 && got < compute * 1.02, "%g ns a token, %g of compute", got, compute);
     lvr_sim_result_free(&slow_flash);
     lvr_sim_result_free(&fast_flash);
@@ -207,7 +275,7 @@ Test(sim_replay, resident_layers_are_not_read)
 {
     const lvr_cost_table t = sim_rig_cost();
     lvr_geometry g = sim_rig_geometry(N_LAYERS, LAYER_BYTES, LVR_IO_SERIAL);
-    lvr_geometry_set_resident(&g, 1.0);
+    lvr_geometry_set_resident(&g, 1.0, LVR_RESIDENT_SPREAD);
     lvr_outcome *o = sim_rig_outcome(&sim_rig_default);
     const lvr_policy ar = sim_rig_policy("ar", NULL);
     lvr_sim_result r = sim_rig_run(o, &ar, &g, &t);

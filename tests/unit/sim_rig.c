@@ -201,14 +201,14 @@ void sim_rig_write_oracle(const sim_rig *rig, const char *path)
                            .cap_depth = rig->depth,
                            .cap_min_path = rig->min_path,
                            .top_p = 1.0};
-    char config[] = "{}\n";
-    meta.config_yaml = config;
+    meta.config_yaml = rig->config ? strdup(rig->config) : NULL;
     snprintf(meta.target.name, sizeof meta.target.name, "rig-target");
     snprintf(meta.draft.name, sizeof meta.draft.name, "rig-draft");
     snprintf(meta.target.sha256, sizeof meta.target.sha256, "%s", rig->target_sha256);
     snprintf(meta.draft.sha256, sizeof meta.draft.sha256, "%s", rig->draft_sha256);
     meta.target.n_layers = meta.draft.n_layers = 2;
     cr_assert_eq(lvr_trace_writer_open(path, &meta, true, &w, &err), LVR_OK, "%s", err.msg);
+    free(meta.config_yaml);
     lvr_trace_domain(w, "test");
     cr_assert_eq(lvr_trace_lane_new(w, 1 << 14, &lane, &err), LVR_OK, "%s", err.msg);
     for (uint64_t i = 0; i < rig->n_requests; i++)
@@ -260,6 +260,7 @@ lvr_cost_table sim_rig_cost(void)
 lvr_run_conditions sim_rig_conditions(void)
 {
     return (lvr_run_conditions){.threads = 1,
+                                .kv_type = "f16",
                                 .depth = 1,
                                 .cpu_level = "c",
                                 .emulate_scale = 1.0,
@@ -275,6 +276,9 @@ lvr_policy sim_rig_policy(const char *name, const lvr_cost_table *cost)
     lvr_error err = LVR_ERROR_INIT;
     lvr_policy p;
     cr_assert_eq(lvr_policy_init(&p, name, &err), LVR_OK, "%s", err.msg);
+    for (size_t i = 0; i < p.ops->n_params; i++) /* no more children than the rig records */
+        if (strcmp(p.ops->params[i].name, "branch") == 0)
+            lvr_param_set_number(&p.ops->params[i], p.params.bytes, sim_rig_default.branch);
     p.has_cost = cost != NULL;
     if (cost)
         p.cost = *cost;

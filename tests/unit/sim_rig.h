@@ -13,6 +13,7 @@ typedef struct sim_rig {
     uint32_t branch, depth, expansions; /* the recording's caps */
     double min_path;                    /* children below are left out, but for a node's best */
     const char *target_sha256, *draft_sha256;
+    const char *config; /* of the recording; NULL: none */
 } sim_rig;
 
 extern const sim_rig sim_rig_default;

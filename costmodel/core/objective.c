@@ -1,0 +1,78 @@
+#include "costmodel/core/objective.h"
+
+#include <math.h>
+
+static const double NS_PER_S = 1e9;
+
+lvr_objective lvr_objective_new(const lvr_cost_table *t, const lvr_geometry *g, uint32_t context)
+{
+    return (lvr_objective){.price = lvr_round_pricer_new(t, g), .context = context};
+}
+
+double lvr_objective_cost_ns(const lvr_objective *o, double draft_ns, uint32_t rows, double gain)
+{
+    return lvr_round_price_ns(&o->price, draft_ns, rows, gain, o->context);
+}
+
+double lvr_objective_draft_ns(const lvr_objective *o, const uint32_t *width, uint32_t n_levels)
+{
+    double sum = 0.0;
+    for (uint32_t d = 0; d < n_levels; d++)
+        if (width[d] > 0)
+            sum += lvr_op_cost_ns(&o->price.table->op[LVR_OP_DRAFT], width[d], o->context);
+    return sum;
+}
+
+double lvr_objective_value(double gain, double cost_ns, double lambda)
+{
+    return gain - lambda / NS_PER_S * cost_ns;
+}
+
+double lvr_objective_speed(double gain, double cost_ns)
+{
+    return cost_ns > 0.0 ? gain * NS_PER_S / cost_ns : INFINITY;
+}
+
+bool lvr_objective_pays(double gain, double cost_ns, double d_gain, double d_cost_ns)
+{
+    return d_gain * cost_ns > gain * d_cost_ns;
+}
+
+static lvr_objective_choice first_rows(const lvr_objective *o, double draft_ns, uint32_t rows, double gain)
+{
+    return (lvr_objective_choice){
+        .rows = rows, .gain = gain, .cost_ns = lvr_objective_cost_ns(o, draft_ns, rows, gain)};
+}
+
+lvr_objective_choice lvr_objective_best(const lvr_objective *o, const lvr_ranked_node *ranked, uint32_t n,
+                                        double draft_ns, double lambda)
+{
+    lvr_objective_choice best = first_rows(o, draft_ns, 1, ranked[0].path);
+    double best_value = lvr_objective_value(best.gain, best.cost_ns, lambda), gain = best.gain;
+    for (uint32_t rows = 2; rows <= n; rows++) {
+        gain += ranked[rows - 1].path;
+        const lvr_objective_choice c = first_rows(o, draft_ns, rows, gain);
+        const double value = lvr_objective_value(c.gain, c.cost_ns, lambda);
+        if (value <= best_value)
+            continue;
+        best = c;
+        best_value = value;
+    }
+    return best;
+}
+
+/* Each pass maximises G - lambda * C under the ratio of the one before, which can only rise; a ratio that no
+ * longer does is the largest. */
+lvr_objective_choice lvr_objective_best_ratio(const lvr_objective *o, const lvr_ranked_node *ranked,
+                                              uint32_t n, double draft_ns)
+{
+    lvr_objective_choice best = first_rows(o, draft_ns, 1, ranked[0].path);
+    for (uint32_t pass = 0; pass < n; pass++) {
+        const double speed = lvr_objective_speed(best.gain, best.cost_ns);
+        const lvr_objective_choice c = lvr_objective_best(o, ranked, n, draft_ns, speed);
+        if (lvr_objective_speed(c.gain, c.cost_ns) <= speed)
+            break;
+        best = c;
+    }
+    return best;
+}
