@@ -73,7 +73,7 @@ def test_benchmarks_of_long_contexts_answer(case):
     """While the cache is filled, and between layers that take long."""
     for pause in (0.1, 0.3, 1, 3):
         for name in ("model", "accel"):
-            process = case.start("bench", name, case.draft, "-c", "65536", "--rows", "64")
+            process = case.start("bench", name, case.draft, "-c", "200000", "--rows", "64")
             time.sleep(pause)
             interrupt(process)
             out, err = process.communicate(timeout=30)
