@@ -43,6 +43,9 @@ static void json_params(lvr_json *j, const lvr_policy *policy)
         if (p->type != LVR_PARAM_STR)
             lvr_json_double(j, p->name, lvr_param_get_number(p, policy->params.bytes));
     }
+    for (size_t i = 0; i < LVR_ADAPT_PARAMS && policy->ops->calibrated; i++)
+        lvr_json_double(j, lvr_adapt_params[i].name,
+                        lvr_param_get_number(&lvr_adapt_params[i], &policy->adapt));
     lvr_json_end_object(j);
 }
 

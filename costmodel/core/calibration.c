@@ -34,16 +34,33 @@ double lvr_calibrate_hazard(const lvr_calibration *c, double q, uint32_t parent_
     return q;
 }
 
+/* Adds to the logit. */
+static double shifted(double hazard, double shift)
+{
+    if (shift == 0.0 || !(hazard > 0.0 && hazard < 1.0))
+        return hazard;
+    const double odds = hazard / (1.0 - hazard) * exp(shift);
+    return odds / (1.0 + odds);
+}
+
 void lvr_calibrate_siblings(const lvr_calibration *c, const lvr_node *siblings, uint32_t n, double *ret_p)
 {
-    double left_q = 1.0, left = 1.0; /* what the better ones leave: of the draft's and of the target's */
+    /* What the better ones leave: of the draft's probability, of the target's as fitted, and as shifted. */
+    double left_q = 1.0, left_fitted = 1.0, left = 1.0;
+    const bool moved = c->shift[0] != 0.0 || c->shift[1] != 0.0;
     for (uint32_t i = 0; i < n; i++) {
         const double q = fmin(left_q, (double)siblings[i].p_draft);
-        if (c->n_groups == 0)
-            ret_p[i] = fmin(left, lvr_calibrate(c, q));
-        else
-            ret_p[i] = left * lvr_calibrate_hazard(c, left_q > 0.0 ? q / left_q : 0.0, siblings[i].depth - 1u,
-                                                   siblings[i].rank);
+        const double shift = c->shift[lvr_calibration_shift_of(siblings[i].rank)];
+        if (c->n_groups > 0) {
+            const double hazard = lvr_calibrate_hazard(c, left_q > 0.0 ? q / left_q : 0.0,
+                                                       siblings[i].depth - 1u, siblings[i].rank);
+            ret_p[i] = left * shifted(hazard, shift);
+        } else {
+            const double fitted = fmin(left_fitted, lvr_calibrate(c, q));
+            const double hazard = left_fitted > 0.0 ? fitted / left_fitted : 0.0;
+            ret_p[i] = moved ? left * shifted(hazard, shift) : fitted;
+            left_fitted -= fitted;
+        }
         left_q -= q;
         left -= ret_p[i];
     }

@@ -22,6 +22,7 @@
 #define LVR_CALIBRATION_MAX_DEPTHS 8
 #define LVR_CALIBRATION_MAX_GROUPS 17
 #define LVR_CALIBRATION_GROUP_KNOTS 24
+#define LVR_CALIBRATION_SHIFTS 2u
 
 /* The hazards of some depths (of the parent) and ranks, bounds included. */
 typedef struct lvr_calibration_group {
@@ -40,13 +41,23 @@ typedef struct lvr_calibration {
     uint32_t n_depths, n_ranks;            /* both 0, or both at least 1 */
     /* [depth of the parent][rank]; the last depth stands for deeper ones too. A row's sum is at most 1. */
     double by_rank[LVR_CALIBRATION_MAX_DEPTHS][LVR_MAX_BRANCH];
+    /* Logits added to the hazards of a node's best child and of the others (adapt.h); 0: as fitted. Not part
+     * of files. */
+    double shift[LVR_CALIBRATION_SHIFTS];
 } lvr_calibration;
 
+/* Which shift a child of this rank gets. */
+static inline uint32_t lvr_calibration_shift_of(uint32_t rank)
+{
+    return rank > 0 ? 1u : 0u;
+}
+
 double lvr_calibrate(const lvr_calibration *c, double q);
-/* From the draft's probability given that no better sibling is taken to the target's. With groups. */
+/* From the draft's probability given that no better sibling is taken to the target's. With groups, without
+ * shifts. */
 double lvr_calibrate_hazard(const lvr_calibration *c, double q, uint32_t parent_depth, uint32_t rank);
 /* The best n children of one node, best first: how likely each is taken if the node is. Adds up to at most 1.
- * Without groups each by its own probability, as far as the better ones leave room. */
+ * Without groups each by its own probability, as far as the better ones leave room. Shifted. */
 void lvr_calibrate_siblings(const lvr_calibration *c, const lvr_node *siblings, uint32_t n, double *ret_p);
 lvr_status lvr_calibration_from_yaml(const lvr_yaml_node *map, lvr_calibration *ret, lvr_error *err);
 void lvr_calibration_to_yaml(const lvr_calibration *c, lvr_yaml_out *y);

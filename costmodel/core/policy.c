@@ -30,6 +30,7 @@ lvr_status lvr_policy_init(lvr_policy *ret, const char *name, lvr_error *err)
         memset(ret, 0, sizeof *ret);
         ret->ops = ops;
         lvr_params_default(ops->params, ops->n_params, ret->params.bytes);
+        lvr_params_default(lvr_adapt_params, LVR_ADAPT_PARAMS, &ret->adapt);
         return LVR_OK;
     }
     const char *near = lvr_closest_name(name, names, lvr_n_policies);
@@ -39,9 +40,24 @@ lvr_status lvr_policy_init(lvr_policy *ret, const char *name, lvr_error *err)
                     near ? " (did you mean \"" : "", near ? near : "", near ? "\"?)" : "", known);
 }
 
+static bool is_adapt_param(const char *key)
+{
+    for (size_t i = 0; i < LVR_ADAPT_PARAMS; i++)
+        if (strcmp(lvr_adapt_params[i].name, key) == 0)
+            return true;
+    return false;
+}
+
 lvr_status lvr_policy_set(lvr_policy *policy, const char *where, const char *key, const char *value,
                           lvr_error *err)
 {
+    if (is_adapt_param(key) && !policy->ops->calibrated)
+        return lvr_fail(
+            err, LVR_ERR_CONFIG,
+            "%s: %s: policy %s does not rank by the calibration, so that there is nothing to adapt", where,
+            key, policy->ops->name);
+    if (is_adapt_param(key))
+        return lvr_params_set(lvr_adapt_params, LVR_ADAPT_PARAMS, &policy->adapt, where, key, value, err);
     return lvr_params_set(policy->ops->params, policy->ops->n_params, policy->params.bytes, where, key, value,
                           err);
 }

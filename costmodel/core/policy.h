@@ -7,6 +7,7 @@
 #define LVR_CORE_POLICY_H
 
 #include "common/param.h"
+#include "costmodel/core/adapt.h"
 #include "costmodel/core/calibration.h"
 #include "costmodel/core/cost.h"
 #include "costmodel/core/tree.h"
@@ -18,8 +19,8 @@ typedef struct lvr_policy_view {
     const lvr_tree *tree;
     const lvr_cost_table *cost; /* NULL unless the policy needs it */
     const lvr_geometry *geometry;
-    const lvr_calibration *calibration;
-    uint32_t context;   /* committed positions before the root */
+    const lvr_calibration *calibration; /* adapted, if the policy is to be */
+    uint32_t context;                   /* committed positions before the root */
     uint32_t max_depth; /* deeper nodes cannot be committed (tokens wanted, room in the context) */
     uint32_t max_rows;  /* rows one verification pass may have, the root included */
     uint32_t n_steps;   /* draft steps taken in this round */
@@ -33,6 +34,7 @@ typedef struct lvr_policy_ops {
     const lvr_param *params;
     size_t n_params;
     bool uses_draft, needs_cost;
+    bool calibrated; /* ranks by lvr_calibrate_siblings, so that adapting the calibration acts on it */
     /* Children to keep per expanded node, 1..LVR_MAX_BRANCH. */
     uint32_t (*branch)(const void *params);
     /* Nodes the draft runs next (not yet expanded, depth < max_depth); 0: drafting is over. */
@@ -54,6 +56,7 @@ typedef struct lvr_policy {
     bool has_cost;
     lvr_cost_table cost;
     lvr_calibration calibration;
+    lvr_adapt adapt; /* rate 0 unless ops->calibrated */
 } lvr_policy;
 
 extern const lvr_policy_ops *const lvr_policies[];
@@ -61,6 +64,7 @@ extern const size_t lvr_n_policies;
 
 /* Defaults of the named policy; unknown name: LVR_ERR_USAGE with "did you mean". */
 lvr_status lvr_policy_init(lvr_policy *ret, const char *name, lvr_error *err);
+/* A parameter of the policy, or of the adaptation (lvr_adapt_params) if it is calibrated. */
 lvr_status lvr_policy_set(lvr_policy *policy, const char *where, const char *key, const char *value,
                           lvr_error *err);
 /* "key=value" items of --set, each key once at most. */

@@ -119,6 +119,17 @@ void lvr_run_conditions_to_yaml(const lvr_run_conditions *c, lvr_yaml_out *y)
     lvr_yaml_out_end(y);
 }
 
+static lvr_status adapt_from_yaml(const lvr_yaml_node *map, lvr_policy *p, lvr_error *err)
+{
+    if (!p->ops->calibrated)
+        return lvr_fail(err, LVR_ERR_CONFIG,
+                        "%s: policy %s does not rank by the calibration; leave `adapt` out",
+                        lvr_yaml_where(map), p->ops->name);
+    if (lvr_yaml_node_kind(map) != LVR_YAML_MAP)
+        return lvr_fail(err, LVR_ERR_CONFIG, "%s: expected a mapping (rate, bound)", lvr_yaml_where(map));
+    return lvr_adapt_from_yaml(map, &p->adapt, err);
+}
+
 static lvr_status policy_from_yaml(const lvr_yaml_node *root, lvr_policy *ret, lvr_error *err)
 {
     const lvr_yaml_node *params = NULL, *sub = NULL;
@@ -140,6 +151,8 @@ static lvr_status policy_from_yaml(const lvr_yaml_node *root, lvr_policy *ret, l
     }
     if (st == LVR_OK && (sub = lvr_yaml_find(root, "calibration")))
         st = lvr_calibration_from_yaml(sub, &p.calibration, err);
+    if (st == LVR_OK && (sub = lvr_yaml_find(root, "adapt")))
+        st = adapt_from_yaml(sub, &p, err);
     if (st != LVR_OK)
         return st;
     if (p.ops->needs_cost && !p.has_cost)
@@ -256,6 +269,11 @@ lvr_status lvr_policy_file_format(const lvr_policy_file *pf, lvr_buf *out, lvr_e
     if (p->calibration.n > 0) {
         lvr_yaml_out_map(&y, "calibration");
         lvr_calibration_to_yaml(&p->calibration, &y);
+        lvr_yaml_out_end(&y);
+    }
+    if (p->adapt.rate > 0.0) {
+        lvr_yaml_out_map(&y, "adapt");
+        lvr_adapt_to_yaml(&p->adapt, &y);
         lvr_yaml_out_end(&y);
     }
     lvr_yaml_out_bool(&y, "end",

@@ -54,7 +54,7 @@ lvr_policy_view lvr_round_view(const lvr_round *m)
         .tree = &m->tree,
         .cost = p->has_cost ? &p->cost : NULL,
         .geometry = m->config.geometry,
-        .calibration = &p->calibration,
+        .calibration = p->adapt.rate > 0.0 ? &m->adapted : &p->calibration,
         .context = m->n_seq - 1,
         .max_depth = max_depth(m),
         .max_rows = m->config.max_rows,
@@ -108,6 +108,7 @@ lvr_status lvr_round_begin(lvr_round *m, uint64_t request, const int32_t *prompt
     m->target_cached = m->draft_cached = 0;
     m->request = request;
     m->stopped_by_eos = false;
+    m->adapted = m->config.policy->calibration;
     return lvr_round_next_pass(m, err);
 }
 

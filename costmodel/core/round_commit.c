@@ -119,12 +119,23 @@ static lvr_stop stop_reason(const lvr_round *m, bool asked)
     return m->n_generated >= m->n_predict ? LVR_STOP_LENGTH : LVR_STOP_CONTEXT;
 }
 
+/* What the round has taught, before the next one is planned. */
+static void learn(lvr_round *m)
+{
+    const lvr_policy *p = m->config.policy;
+    for (uint32_t i = 0; i < m->n_kept && p->adapt.rate > 0.0; i++) {
+        const uint32_t v = m->chosen[m->kept[i]];
+        lvr_adapt_observe(&p->adapt, &m->tree, v, m->watched[v], m->tokens[i], &m->adapted);
+    }
+}
+
 lvr_status lvr_round_on_commit_done(lvr_round *m, bool stop, lvr_error *err)
 {
     if (m->phase != COMMITTING)
         return lvr_fail(err, LVR_ERR_INVARIANT, "round machine: no commit is outstanding");
     m->target_cached += m->n_kept;
     if (!m->prefill) {
+        learn(m);
         m->draft_cached += m->n_kept_draft;
         memcpy(m->seq + m->n_seq, m->tokens, m->n_tokens * sizeof m->tokens[0]);
         m->n_seq += m->n_tokens;

@@ -28,12 +28,15 @@ struct lvr_round {
     lvr_policy_scratch *scratch;
     uint32_t expand[LVR_MAX_EXPANSIONS], n_expand, n_expanded, n_steps, branch;
     double draft_ns;
-    lvr_row *draft_rows; /* [prefill_chunk + LVR_MAX_EXPANSIONS]: catch-up, then nodes to expand */
+    lvr_calibration adapted; /* of this request; used if the policy adapts */
+    lvr_row *draft_rows;     /* [prefill_chunk + LVR_MAX_EXPANSIONS]: catch-up, then nodes to expand */
 
     /* verification */
     bool prefill;
     lvr_row *pass_rows; /* of a tree or of a prompt: [the larger of max_rows, prefill_chunk] */
     uint32_t chosen[LVR_MAX_VERIFY_NODES]; /* tree node of each pass row */
+    uint8_t
+        watched[LVR_MAX_TREE_NODES]; /* of each tree node: its best children that adaptation learns from */
     uint32_t n_rows, layer;
     lvr_unit unit;
     bool layer_out; /* a LAYER action is outstanding */

@@ -1,6 +1,8 @@
 /* The choice of the rows to verify, and their way through the layers. */
 #include "costmodel/core/round_internal.h"
 
+#include <string.h>
+
 void lvr_round_try_layer(lvr_round *m)
 {
     if (m->phase != VERIFYING || m->layer_out || !lvr_round_layer_ready(m))
@@ -30,6 +32,7 @@ static lvr_status choose_rows(lvr_round *m, lvr_error *err)
         return lvr_fail(err, LVR_ERR_INVARIANT,
                         "policy %s: chose %u rows, expected 1 to %u with the root first", ops->name,
                         m->n_rows, m->config.max_rows);
+    memset(m->watched, 0, m->tree.n);
     for (uint32_t r = 0; r < m->n_rows; r++) {
         const uint32_t v = m->chosen[r];
         if (v >= m->tree.n || (r > 0 && v <= m->chosen[r - 1]))
@@ -43,6 +46,8 @@ static lvr_status choose_rows(lvr_round *m, lvr_error *err)
             return lvr_fail(err, LVR_ERR_INVARIANT,
                             "policy %s: chose node %u without its parent or too deep (depth %u)", ops->name,
                             v, node->depth);
+        if (r > 0 && m->watched[node->parent] <= node->rank)
+            m->watched[node->parent] = (uint8_t)(node->rank + 1);
         m->pass_rows[r] = (lvr_row){.token = node->token,
                                     .position = m->n_seq - 1 + node->depth,
                                     .node = (int32_t)v,

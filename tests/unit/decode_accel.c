@@ -348,3 +348,35 @@ Test(decode_accel, from_tickets_to_the_simulated_twin, .timeout = 240)
     free(back);
     decode_pair_remove(&pair);
 }
+
+/* An adapting calibration makes the same rounds and commits in both hosts. */
+Test(decode_accel, adapting_twins, .timeout = 240)
+{
+    struct decode_pair pair;
+    lvr_run_stats plain, sum;
+    lvr_policy policy;
+    lvr_session_config c;
+    lvr_sim_oracle oracle;
+    lvr_error err = LVR_ERROR_INIT;
+    char timing[128], other[128], oracle_path[128];
+    lvr_cost_model *m = calloc(1, sizeof *m);
+    make_larger_pair(&pair);
+    snprintf(timing, sizeof timing, "%s/timing.h5", pair.target.dir);
+    snprintf(other, sizeof other, "%s/plain.h5", pair.target.dir);
+    snprintf(oracle_path, sizeof oracle_path, "%s/oracle.h5", pair.target.dir);
+    decode_policy(&policy, "lever");
+    decode_config(&c, &pair, &policy);
+    c.cpu_level = lvr_cpu_best();
+    record_oracle(&c, oracle_path, 0);
+    record(&c, other, 0, &plain);
+    policy.adapt = (lvr_adapt){.rate = 0.5, .bound = 4};
+    record(&c, timing, 0, &sum);
+    cr_expect_neq(sum.rounds, plain.rounds, "it changes trees");
+    cr_assert_eq(lvr_sim_oracle_load(oracle_path, &oracle, &err), LVR_OK, "%s", err.msg);
+    const char *alone[] = {timing};
+    cr_assert_eq(lvr_cost_model_fit(alone, 1, m, &err), LVR_OK, "%s", err.msg);
+    expect_twin(timing, &oracle, m, "adapting");
+    lvr_sim_oracle_free(&oracle);
+    free(m);
+    decode_pair_remove(&pair);
+}

@@ -176,6 +176,7 @@ const lvr_policy_ops lvr_policy_lever = {
     .n_params = sizeof lever_table / sizeof lever_table[0],
     .uses_draft = true,
     .needs_cost = true,
+    .calibrated = true,
     .branch = lever_branch,
     .expand = lever_expand,
     .select = lever_select,
