@@ -1,7 +1,9 @@
 /*
  * Policies: which nodes the draft expands and which nodes the target verifies. Pure functions over draft-side
- * data, a cost table and a calibration; they read no clock and keep no state, so the engine and the simulator
- * get the same trees from the same inputs. Each policy is one file under policy/ and one row of lvr_policies.
+ * data, a cost table and a calibration; they read no clock and keep no state of their own, so the engine and
+ * the simulator get the same trees from the same inputs. What a policy wants to know of a request's earlier
+ * rounds it writes into a small memory (observe) that the round machine owns. Each policy is one file under
+ * policy/ and one row of lvr_policies.
  */
 #ifndef LVR_CORE_POLICY_H
 #define LVR_CORE_POLICY_H
@@ -13,6 +15,23 @@
 #include "costmodel/core/tree.h"
 
 typedef struct lvr_policy_scratch lvr_policy_scratch; /* working memory of one round machine */
+
+#define LVR_POLICY_MEMORY_BYTES 64
+
+/* What a policy keeps between the rounds of a request: zeroes when the request begins. */
+typedef union lvr_policy_memory {
+    double align;
+    uint8_t bytes[LVR_POLICY_MEMORY_BYTES];
+} lvr_policy_memory;
+
+/* How a round went. */
+typedef struct lvr_round_outcome {
+    const lvr_tree *tree;
+    const uint32_t *rows; /* the verified nodes, ascending, the root first */
+    uint32_t n_rows;
+    uint32_t n_accepted; /* also the depth of: */
+    uint32_t last;       /* the last accepted node; the root if there is none */
+} lvr_round_outcome;
 
 /* Everything a policy may see. */
 typedef struct lvr_policy_view {
@@ -27,6 +46,7 @@ typedef struct lvr_policy_view {
     double draft_ns;    /* their cost by the table, catch-up rows included; 0 without a table */
     uint64_t seed, request, position; /* keys for policies that draw at random */
     lvr_policy_scratch *scratch;
+    const lvr_policy_memory *memory; /* NULL: as when a request begins */
 } lvr_policy_view;
 
 typedef struct lvr_policy_ops {
@@ -42,6 +62,8 @@ typedef struct lvr_policy_ops {
     /* Nodes the target verifies, ascending, closed under parents, node 0 first; at least the root, at most
      * cap. */
     uint32_t (*select)(const void *params, const lvr_policy_view *view, uint32_t *ret_nodes, uint32_t cap);
+    /* After each round, before the next is planned. NULL: nothing is kept. */
+    void (*observe)(const void *params, const lvr_round_outcome *outcome, lvr_policy_memory *memory);
 } lvr_policy_ops;
 
 #define LVR_POLICY_PARAMS_BYTES 256

@@ -64,6 +64,7 @@ lvr_policy_view lvr_round_view(const lvr_round *m)
         .request = m->request,
         .position = m->n_seq - 1,
         .scratch = m->scratch,
+        .memory = &m->memory,
     };
 }
 
@@ -109,6 +110,7 @@ lvr_status lvr_round_begin(lvr_round *m, uint64_t request, const int32_t *prompt
     m->request = request;
     m->stopped_by_eos = false;
     m->adapted = m->config.policy->calibration;
+    m->memory = (lvr_policy_memory){0};
     return lvr_round_next_pass(m, err);
 }
 

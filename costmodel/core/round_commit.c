@@ -127,6 +127,14 @@ static void learn(lvr_round *m)
         const uint32_t v = m->chosen[m->kept[i]];
         lvr_adapt_observe(&p->adapt, &m->tree, v, m->watched[v], m->tokens[i], &m->adapted);
     }
+    if (!p->ops->observe)
+        return;
+    const lvr_round_outcome outcome = {.tree = &m->tree,
+                                       .rows = m->chosen,
+                                       .n_rows = m->n_rows,
+                                       .n_accepted = m->n_kept - 1,
+                                       .last = m->chosen[m->kept[m->n_kept - 1]]};
+    p->ops->observe(p->params.bytes, &outcome, &m->memory);
 }
 
 lvr_status lvr_round_on_commit_done(lvr_round *m, bool stop, lvr_error *err)

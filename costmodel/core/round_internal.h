@@ -29,7 +29,8 @@ struct lvr_round {
     uint32_t expand[LVR_MAX_EXPANSIONS], n_expand, n_expanded, n_steps, branch;
     double draft_ns;
     lvr_calibration adapted; /* of this request; used if the policy adapts */
-    lvr_row *draft_rows;     /* [prefill_chunk + LVR_MAX_EXPANSIONS]: catch-up, then nodes to expand */
+    lvr_policy_memory memory;
+    lvr_row *draft_rows; /* [prefill_chunk + LVR_MAX_EXPANSIONS]: catch-up, then nodes to expand */
 
     /* verification */
     bool prefill;

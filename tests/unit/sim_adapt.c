@@ -67,18 +67,24 @@ Test(sim_adapt, off_is_as_before)
     lvr_outcome_free(o);
 }
 
-Test(sim_adapt, requests_do_not_depend_on_each_other)
+static void expect_independent(const lvr_outcome *o, const lvr_policy *p)
 {
-    const lvr_cost_table t = sim_rig_cost();
-    lvr_outcome *o = long_texts();
-    const lvr_policy p = lever_with(&t, 0.2);
-    lvr_sim_result all = run(o, &p, NULL, 0);
+    lvr_sim_result all = run(o, p, NULL, 0);
     for (uint32_t i = 0; i < N_REQUESTS; i++) {
-        lvr_sim_result one = run(o, &p, &i, 1);
+        lvr_sim_result one = run(o, p, &i, 1);
         cr_expect_eq(rounds_of(&one, 0), rounds_of(&all, i), "request %u", i);
         lvr_sim_result_free(&one);
     }
     lvr_sim_result_free(&all);
+}
+
+Test(sim_adapt, requests_do_not_depend_on_each_other)
+{
+    const lvr_cost_table t = sim_rig_cost();
+    lvr_outcome *o = long_texts();
+    const lvr_policy lever = lever_with(&t, 0.2), edgellm = sim_rig_policy("edgellm", &t);
+    expect_independent(o, &lever);
+    expect_independent(o, &edgellm);
     lvr_outcome_free(o);
 }
 

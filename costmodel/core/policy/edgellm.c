@@ -4,10 +4,18 @@
  * confident tip falls below alpha the tree is verified (the fallback). While the target's weights are loading
  * anyway, drafting goes on (provisional generation).
  *
- * Taken as published: pacer, fallback with alpha 0.01, one branch a step. Adapted: a branch starts at the
- * root or at a token that is not its parent's best child and follows best children; its confidence is the
- * path probability of its tip. alpha is constant (published: adapted to the last verification; policies keep
- * no state between rounds). Provisional tokens are verified in the same pass instead of waiting for the next
+ * Taken as published: pacer, fallback with alpha 0.01 at first, one branch a step. Adapted: a branch starts
+ * at the root or at a token that is not its parent's best child and follows best children; its confidence is
+ * the path probability of its tip.
+ *
+ * alpha after a verification: halved if all was correct, else alpha / 0.5^((N_all - N_correct) / N_all).
+ * Texts of the paper at hand have lost that line's layout and show (N_all - N_correct) / N_all alone, while
+ * its prose speaks of dividing and of an exponent; the fraction alone would also leave the scale of alpha0
+ * after the first wrong token (one in ten wrong: alpha 0.1) and end drafting after a token or two. N_correct
+ * are the accepted tokens, N_all those and the longest verified branch that goes on from them: siblings
+ * beside an accepted token are not mistakes. alpha is at most 1 and begins anew with each request.
+ *
+ * Provisional tokens are verified in the same pass instead of waiting for the next
  * one: the cost table says how long the reads hide drafting, nothing under a serial schedule. Verified are
  * the tokens written: nodes that were run, and the best child of each. Nodes below min_path do not count.
  */
@@ -17,13 +25,24 @@
 
 #include <math.h>
 #include <stddef.h>
+#include <string.h>
+
+typedef enum alpha_rule { ALPHA_FIXED, ALPHA_ADAPTIVE } alpha_rule;
+static const char *const alpha_rule_names[] = {"fixed", "adaptive", NULL};
 
 typedef struct edgellm_params {
     double alpha, min_path;
+    int alpha_rule;
     uint32_t branch, max_width, max_depth, max_nodes;
     bool provisional;
 } edgellm_params;
 _Static_assert(sizeof(edgellm_params) <= LVR_POLICY_PARAMS_BYTES, "policy parameters fit their union");
+
+typedef struct edgellm_memory {
+    bool known;
+    double alpha;
+} edgellm_memory;
+_Static_assert(sizeof(edgellm_memory) <= LVR_POLICY_MEMORY_BYTES, "a policy's memory fits its union");
 
 static const lvr_param edgellm_table[] = {
     {.name = "alpha",
@@ -33,8 +52,16 @@ static const lvr_param edgellm_table[] = {
      .max = 1,
      .def = 0.01,
      .unit = "1",
-     .help = "verify when the most confident branch is below this",
+     .help = "verify when the most confident branch is below this; adaptive: at first",
      .tunable = true},
+    {.name = "alpha_rule",
+     .type = LVR_PARAM_ENUM,
+     .offset = offsetof(edgellm_params, alpha_rule),
+     .min = 0,
+     .max = 1,
+     .def = ALPHA_ADAPTIVE,
+     .choices = alpha_rule_names,
+     .help = "adaptive: alpha follows each verification of a request"},
     {.name = "provisional",
      .type = LVR_PARAM_BOOL,
      .offset = offsetof(edgellm_params, provisional),
@@ -162,6 +189,39 @@ static void bring_forward(lvr_ranked_node *ranked, uint32_t at, uint32_t n)
     ranked[at] = r;
 }
 
+static double alpha_now(const edgellm_params *p, const lvr_policy_memory *memory)
+{
+    edgellm_memory m = {0};
+    if (p->alpha_rule == ALPHA_ADAPTIVE && memory)
+        memcpy(&m, memory->bytes, sizeof m);
+    return m.known ? m.alpha : p->alpha;
+}
+
+/* Depth of the deepest verified node at or below the last accepted one. */
+static uint32_t depth_reached(const lvr_round_outcome *o)
+{
+    uint32_t depth = o->n_accepted;
+    for (uint32_t r = 0; r < o->n_rows; r++) {
+        uint32_t v = o->rows[r];
+        const uint32_t of_row = o->tree->nodes[v].depth;
+        while (o->tree->nodes[v].depth > o->n_accepted)
+            v = (uint32_t)o->tree->nodes[v].parent;
+        if (v == o->last)
+            depth = lvr_max_u32(depth, of_row);
+    }
+    return depth;
+}
+
+static void edgellm_observe(const void *params, const lvr_round_outcome *outcome, lvr_policy_memory *memory)
+{
+    const uint32_t all = depth_reached(outcome), wrong = all - outcome->n_accepted;
+    if (all == 0)
+        return;
+    const double factor = wrong == 0 ? 0.5 : pow(2.0, (double)wrong / all);
+    const edgellm_memory m = {.known = true, .alpha = fmin(1.0, alpha_now(params, memory) * factor)};
+    memcpy(memory->bytes, &m, sizeof m);
+}
+
 static uint32_t edgellm_expand(const void *params, const lvr_policy_view *view, uint32_t *ret_nodes,
                                uint32_t cap)
 {
@@ -175,7 +235,7 @@ static uint32_t edgellm_expand(const void *params, const lvr_policy_view *view, 
     const uint32_t n_tips =
         collect_tips(view, n_ranked, lvr_min_u32(p->max_depth, view->max_depth), &confidence);
     const uint32_t n = lvr_min_u32(lvr_min_u32(n_tips, p->max_width), lvr_min_u32(cap, max_rows - n_written));
-    if (n == 0 || (confidence < p->alpha && !(p->provisional && hidden_by_reads(view, n))))
+    if (n == 0 || (confidence < alpha_now(p, view->memory) && !(p->provisional && hidden_by_reads(view, n))))
         return 0;
     for (uint32_t i = 0; i < n; i++) {
         bring_forward(view->scratch->ranked, i, n_tips);
@@ -210,4 +270,5 @@ const lvr_policy_ops lvr_policy_edgellm = {
     .branch = edgellm_branch,
     .expand = edgellm_expand,
     .select = edgellm_select,
+    .observe = edgellm_observe,
 };
