@@ -17,7 +17,7 @@ typedef struct sim_options {
     const char *oracle, *cost, *policy, *device, *target_shape, *draft_shape, *acceptance, *emulate_flash,
         *trace, *out;
     lvr_strlist set;
-    int io, place, resident_layers;
+    int io, place, place_draft, head, resident_layers;
     uint32_t ring, context, requests, prompt_tokens, tokens;
     uint64_t slice, seed;
     double resident, emulate_scale;
@@ -30,7 +30,18 @@ typedef struct sim_options {
         .name = id, .type = LVR_PARAM_STR, .offset = FIELD(field), .def = NAN, .help = text                  \
     }
 
-enum { ROW_IO, ROW_RING, ROW_SLICE, ROW_RESIDENT, ROW_RESIDENT_LAYERS, ROW_SEED, ROW_CONTEXT, ROW_PLACE };
+enum {
+    ROW_IO,
+    ROW_RING,
+    ROW_SLICE,
+    ROW_RESIDENT,
+    ROW_RESIDENT_LAYERS,
+    ROW_SEED,
+    ROW_CONTEXT,
+    ROW_PLACE,
+    ROW_PLACE_DRAFT,
+    ROW_HEAD
+};
 
 static const char *const io_choices[] = {"serial", "pipelined", NULL};
 
@@ -94,6 +105,24 @@ static const lvr_param table[] = {
          .choices = lvr_choices_place,
          .help = "where the target's layers run; default: as the policy file says, else by price if the "
                  "cost model knows an accelerator"},
+    [ROW_PLACE_DRAFT] =
+        {.name = "place-draft",
+         .type = LVR_PARAM_ENUM,
+         .offset = FIELD(place_draft),
+         .max = 2,
+         .def = 1,
+         .choices = lvr_choices_place,
+         .help = "where draft steps run; default: as the policy file says, else the CPU; lever run "
+                 "has them on the CPU only"},
+    [ROW_HEAD] = {.name = "head",
+                  .type = LVR_PARAM_ENUM,
+                  .offset = FIELD(head),
+                  .max = LVR_HEAD_EAGER,
+                  .def = LVR_HEAD_LAZY,
+                  .choices = lvr_choices_head,
+                  .help =
+                      "output head: row by row along the accepted path, or for all verified rows at once; "
+                      "default: as the policy file says"},
     STR_ROW("oracle", oracle, "oracle trace: what any policy could meet (lever record --oracle)"),
     STR_ROW("cost", cost, "cost model: how long everything takes (lever fit)"),
     {.name = "policy",
@@ -327,6 +356,10 @@ static lvr_status apply_schedule(study *s, lvr_error *err)
                         "--resident-layers says which layers of --resident FRACTION stay; give that too");
     if (given(s, ROW_PLACE))
         g->place = lvr_place_of_choice(o->place);
+    if (given(s, ROW_PLACE_DRAFT))
+        g->place_draft = lvr_place_of_choice(o->place_draft);
+    if (given(s, ROW_HEAD))
+        g->head = (lvr_head)o->head;
     if (given(s, ROW_SEED))
         c->seed = o->seed;
     lvr_sim_make_room(c, s->oracle.outcome);

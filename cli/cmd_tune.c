@@ -13,14 +13,14 @@ typedef struct tune_options {
     lvr_strlist set;
     uint32_t trials;
     uint64_t seed, ring_budget;
-    int io, place, resident_layers;
+    int io, place, place_draft, head, resident_layers;
     double resident, emulate_scale;
     bool what_if, json;
 } tune_options;
 
 #define FIELD(f) offsetof(tune_options, f)
 
-enum { ROW_IO, ROW_RESIDENT, ROW_RESIDENT_LAYERS, ROW_PLACE };
+enum { ROW_IO, ROW_RESIDENT, ROW_RESIDENT_LAYERS, ROW_PLACE, ROW_PLACE_DRAFT, ROW_HEAD };
 
 static const char *const io_choices[] = {"serial", "pipelined", NULL};
 
@@ -50,6 +50,24 @@ static const lvr_param table[] = {
                    .choices = lvr_choices_place,
                    .help = "where the target's layers run; default: by price if the cost model knows an "
                            "accelerator"},
+    [ROW_PLACE_DRAFT] =
+        {.name = "place-draft",
+         .type = LVR_PARAM_ENUM,
+         .offset = FIELD(place_draft),
+         .max = 2,
+         .def = 1,
+         .choices = lvr_choices_place,
+         .help = "where draft steps run; default: as the policy file says, else the CPU; lever run "
+                 "has them on the CPU only"},
+    [ROW_HEAD] = {.name = "head",
+                  .type = LVR_PARAM_ENUM,
+                  .offset = FIELD(head),
+                  .max = LVR_HEAD_EAGER,
+                  .def = LVR_HEAD_LAZY,
+                  .choices = lvr_choices_head,
+                  .help =
+                      "output head: row by row along the accepted path, or for all verified rows at once; "
+                      "default: as the policy file says"},
     {.name = "policy",
      .type = LVR_PARAM_STR,
      .offset = FIELD(policy),
@@ -196,6 +214,10 @@ static lvr_status load(study *s, lvr_error *err)
                         "--resident-layers says which layers of --resident FRACTION stay; give that too");
     if (lvr_option_given(s->argc, s->argv, &table[ROW_PLACE]))
         s->start.geometry.place = lvr_place_of_choice(o->place);
+    if (lvr_option_given(s->argc, s->argv, &table[ROW_PLACE_DRAFT]))
+        s->start.geometry.place_draft = lvr_place_of_choice(o->place_draft);
+    if (lvr_option_given(s->argc, s->argv, &table[ROW_HEAD]))
+        s->start.geometry.head = (lvr_head)o->head;
     return LVR_OK;
 }
 

@@ -199,6 +199,7 @@ static void json_session(const lvr_run_report *r, lvr_json *j)
     if (!r->session)
         return;
     lvr_json_double(j, "io_share", io_share(r));
+    lvr_json_str(j, "head", lvr_head_name(lvr_session_geometry(r->session)->head));
     lvr_json_u64(j, "run_ahead_bytes", lvr_session_run_ahead_bytes(r->session));
     lvr_json_u64(j, "dram_plan_bytes", lvr_session_parts(r->session)->total_bytes);
     lvr_json_double(j, "resident_fraction", lvr_geometry_resident_fraction(lvr_session_geometry(r->session)));

@@ -19,6 +19,7 @@ const char *const lvr_choices_cpu_level[] = {"auto", "c",       "avx2", "avx512"
 _Static_assert(sizeof lvr_choices_cpu_level / sizeof *lvr_choices_cpu_level == LVR_CPU_LEVELS + 2u,
                "a choice for each level");
 
+const char *const lvr_choices_head[] = {"lazy", "eager", NULL}; /* lvr_head's order */
 const char *const lvr_choices_place[] = {"auto", "cpu", "npu", NULL};
 const char *const lvr_choices_resident_layers[] = {"first", "spread", "last",
                                                    NULL};        /* lvr_residency's order */
@@ -207,6 +208,21 @@ static lvr_status compare_accelerators(resolver *r, const lvr_run_conditions *mi
     return LVR_OK;
 }
 
+static lvr_status compare_draft_and_head(resolver *r)
+{
+    const lvr_geometry *g = &r->setup->file.geometry;
+    const lvr_place draft = lvr_place_of_choice(r->o->place_draft);
+    const lvr_head head = (lvr_head)r->o->head;
+    if (given(r, "head") && head != g->head) {
+        const lvr_status status = contradiction(r, "head", lvr_head_name(head), lvr_head_name(g->head));
+        if (status != LVR_OK)
+            return status;
+    }
+    if (given(r, "place-draft") && draft != g->place_draft)
+        return contradiction(r, "place-draft", lvr_place_name(draft), lvr_place_name(g->place_draft));
+    return LVR_OK;
+}
+
 /* 0 leaves the choice open, also to a file. */
 static double or_theirs(uint64_t mine, uint64_t theirs)
 {
@@ -254,7 +270,8 @@ static lvr_status compare_conditions(resolver *r, const lvr_run_conditions *mine
         if (status != LVR_OK)
             return status;
     }
-    return compare_accelerators(r, mine, file);
+    const lvr_status placed = compare_draft_and_head(r);
+    return placed == LVR_OK ? compare_accelerators(r, mine, file) : placed;
 }
 
 /* The file's conditions, where the command line (under --what-if, or by saying the same) does not speak. */
@@ -306,6 +323,8 @@ static void schedule_of_options(const resolver *r, lvr_session_config *c)
     c->ring_slots = r->o->ring;
     layers_of_options(r, c);
     c->place = lvr_place_of_choice(r->o->place);
+    c->place_draft = lvr_place_of_choice(r->o->place_draft);
+    c->head = (lvr_head)r->o->head;
 }
 
 /* Which layers stay in DRAM is part of the file; asked for again, they can only be compared once the model is
@@ -335,6 +354,8 @@ static lvr_status schedule_of_file(resolver *r, lvr_session_config *c)
     c->ring_slots = chosen(r, "ring", r->o->ring) ? r->o->ring : g->ring_slots;
     c->slice_bytes = chosen(r, "slice", r->o->slice) ? r->o->slice : g->slice_bytes;
     c->place = given(r, "place") ? lvr_place_of_choice(r->o->place) : g->place;
+    c->place_draft = given(r, "place-draft") ? lvr_place_of_choice(r->o->place_draft) : g->place_draft;
+    c->head = given(r, "head") ? (lvr_head)r->o->head : g->head;
     /* Under --what-if the model may be another one, whose layers the file does not know. */
     c->geometry = r->o->what_if ? NULL : g;
     return LVR_OK;

@@ -15,14 +15,14 @@ typedef struct lvr_session_options {
     uint64_t dram_budget, seed, slice;
     uint32_t context, threads, tokens, top_k, ring, depth, prefill_chunk;
     const char *prompt, *file, *prompts, *split, *domain, *system;
-    int io, flash_engine, verify, cpu_level, accel, place, resident_layers, kv_type;
+    int io, flash_engine, verify, cpu_level, accel, place, place_draft, head, resident_layers, kv_type;
     double accel_launch_us, accel_sync_us;
     bool buffered, ignore_eos, what_if, chat, escape, quiet;
 } lvr_session_options;
 
 extern const char *const lvr_choices_io[], *const lvr_choices_flash_engine[], *const lvr_choices_cpu_level[];
-extern const char *const lvr_choices_place[], *const lvr_choices_resident_layers[],
-                                                  *const lvr_choices_kv_type[];
+extern const char *const lvr_choices_place[], *const lvr_choices_head[], *const lvr_choices_resident_layers[],
+                                                                             *const lvr_choices_kv_type[];
 extern const char *const lvr_choices_verify[];
 lvr_place lvr_place_of_choice(int choice);
 
@@ -297,6 +297,20 @@ lvr_place lvr_place_of_choice(int choice);
          .def = 0,                                                                                           \
          .choices = lvr_choices_place,                                                                       \
          .help = "where they run; auto: by the cost table's prices, per row count"},                         \
+        {.name = "place-draft",                                                                              \
+         .type = LVR_PARAM_ENUM,                                                                             \
+         .offset = offsetof(lvr_session_options, place_draft),                                               \
+         .max = 2,                                                                                           \
+         .def = 1,                                                                                           \
+         .choices = lvr_choices_place,                                                                       \
+         .help = "where draft steps run: npu is refused and auto is the CPU here; see lever sim"},           \
+        {.name = "head",                                                                                     \
+         .type = LVR_PARAM_ENUM,                                                                             \
+         .offset = offsetof(lvr_session_options, head),                                                      \
+         .max = LVR_HEAD_EAGER,                                                                              \
+         .def = LVR_HEAD_LAZY,                                                                               \
+         .choices = lvr_choices_head,                                                                        \
+         .help = "output head: row by row along the accepted path, or for all verified rows at once"},       \
         {.name = "accel-launch-us",                                                                          \
          .type = LVR_PARAM_DOUBLE,                                                                           \
          .offset = offsetof(lvr_session_options, accel_launch_us),                                           \

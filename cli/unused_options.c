@@ -14,9 +14,9 @@ static void warn_each(const lvr_command_line *line, const char *const *names, si
 static void warn_oracle(const lvr_command_line *line)
 {
     static const char *const timed[] = {
-        "policy",   "set",  "cost",         "emulate-flash", "dram-budget",
-        "resident", "ring", "flash-engine", "buffered",      "resident-layers",
-        "place",    "io",   "slice",        "depth",         "verify"};
+        "policy", "set",          "cost",     "emulate-flash",   "dram-budget", "resident",
+        "ring",   "flash-engine", "buffered", "resident-layers", "place",       "io",
+        "slice",  "depth",        "verify",   "place-draft",     "head"};
     WARN_EACH(line, timed, "an oracle recording runs no policy and streams nothing");
 }
 

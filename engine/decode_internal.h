@@ -34,6 +34,7 @@ typedef struct lvr_run {
     bool has_work, done;
     lvr_action work; /* the compute action that is outstanding on the CPU */
     lvr_flight npu;
+    int32_t row_tokens[LVR_MAX_VERIFY_NODES]; /* eager heads: the target's token after each row of the pass */
 } lvr_run;
 
 /* ---- decode.c ---- */

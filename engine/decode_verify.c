@@ -2,6 +2,7 @@
 #include "engine/decode_internal.h"
 
 #include "common/clock.h"
+#include "common/minmax.h"
 
 /* A prompt's rows go straight into the cache, a tree's into scratch rows. */
 static lvr_status start_rows(lvr_run *r, const lvr_action *a, lvr_error *err)
@@ -108,23 +109,60 @@ lvr_status lvr_run_layer(lvr_run *r, lvr_error *err)
     return lvr_run_end_layer(r, &r->work, r->work.layer.n_rows, &t, err);
 }
 
+/* The target's token after a row whose logits are given; -1: they are no numbers. */
+static int32_t choose_token(const lvr_run *r, uint32_t position, const float *logits)
+{
+    const lvr_session *s = r->s;
+    return lvr_sample(s->pair.target.sampler, &s->config.sampling, r->request, position + 1, logits, NULL);
+}
+
+/* All rows of the pass, as many at a time as there is room for logits. Tokens depend on their position alone,
+ * so that those off the accepted path change nothing. */
+static void run_all_heads(lvr_run *r, uint32_t root_position)
+{
+    lvr_side *t = &r->s->pair.target;
+    const lvr_tree *tree = lvr_round_tree(r->s->machine);
+    uint32_t n = 0, rows[LVR_PAIR_HEAD_CHUNK];
+    const uint32_t *nodes = lvr_round_rows(r->s->machine, &n);
+    for (uint32_t first = 0; first < n; first += t->n_logits) {
+        const uint32_t part = lvr_min_u32(n - first, t->n_logits);
+        for (uint32_t i = 0; i < part; i++)
+            rows[i] = first + i;
+        lvr_forward_heads(t->forward, rows, part, t->logits);
+        for (uint32_t i = 0; i < part; i++)
+            r->row_tokens[first + i] = choose_token(r, root_position + tree->nodes[nodes[first + i]].depth,
+                                                    t->logits + (size_t)i * t->shape->vocab);
+    }
+}
+
+static int32_t run_heads(lvr_run *r, const lvr_action *a, uint32_t root_position)
+{
+    lvr_side *t = &r->s->pair.target;
+    if (a->head.n_rows == 1) {
+        lvr_forward_head(t->forward, a->head.row, t->logits);
+        return choose_token(r, a->head.position, t->logits);
+    }
+    if (a->head.n_rows > 1)
+        run_all_heads(r, root_position);
+    return r->row_tokens[a->head.row];
+}
+
 lvr_status lvr_run_head(lvr_run *r, lvr_error *err)
 {
     lvr_session *s = r->s;
-    lvr_side *t = &s->pair.target;
     lvr_round_info info;
     lvr_round_get_info(s->machine, &info);
     const uint64_t t0 = lvr_now_ns();
-    lvr_forward_head(t->forward, r->work.head.row, t->logits);
-    const int32_t token =
-        lvr_sample(t->sampler, &s->config.sampling, r->request, r->work.head.position + 1, t->logits, NULL);
+    const int32_t token = run_heads(r, &r->work, info.position);
     const uint64_t t1 = lvr_now_ns();
     if (token < 0)
-        return lvr_fail_logits(lvr_pack_path(t->pack), r->request, r->work.head.position + 1, err);
+        return lvr_fail_logits(lvr_pack_path(s->pair.target.pack), r->request, r->work.head.position + 1,
+                               err);
     r->log.verify1_ns = t1;
     r->stats.head_ns += t1 - t0;
-    lvr_record_kernel(s->recorder, info.round, 0, UINT32_MAX, LVR_OP_HEAD, 1, r->work.head.position,
-                      (lvr_kernel_times){t0, t1});
+    if (r->work.head.n_rows > 0)
+        lvr_record_kernel(s->recorder, info.round, 0, UINT32_MAX, LVR_OP_HEAD, r->work.head.n_rows,
+                          r->work.head.position, (lvr_kernel_times){t0, t1});
     const lvr_event event = {.kind = LVR_EV_HEAD_DONE, .head = {.token = token}};
     return lvr_run_feed(r, &event, err);
 }

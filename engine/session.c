@@ -44,6 +44,13 @@ static lvr_status check_schedule(const lvr_session_config *c, lvr_error *err)
 static lvr_status check_placement(const lvr_session_config *c, lvr_error *err)
 {
     const lvr_place place = c->geometry ? c->geometry->place : c->place;
+    const lvr_place draft = c->geometry ? c->geometry->place_draft : c->place_draft;
+    if (draft == LVR_PLACE_NPU)
+        return lvr_fail(
+            err, LVR_ERR_UNSUPPORTED,
+            "draft steps are placed on an accelerator (place_draft npu), but this engine runs only "
+            "the target's layers there: a draft step is many layers and a head, and tickets are "
+            "single layers; use --place-draft auto or cpu, or lever sim for what it would bring");
     if (place != LVR_PLACE_NPU || c->accel)
         return LVR_OK;
     return lvr_fail(err, LVR_ERR_CONFIG,
@@ -84,6 +91,8 @@ static lvr_status copy_config(lvr_session *s, const lvr_session_config *c, lvr_e
     s->config = *c;
     s->policy = *c->policy;
     s->config.policy = &s->policy;
+    if (s->config.geometry)
+        s->config.head = s->config.geometry->head;
     s->config.geometry = NULL;
     s->target_path = copy_or_null(c->target_path);
     s->draft_path = c->policy->ops->uses_draft ? copy_or_null(c->draft_path) : NULL;

@@ -139,7 +139,7 @@ static lvr_pair_sizes sizes_of(const lvr_session *s)
         .draft_prompt_rows = prompt_rows,
         .draft_rows = LVR_DRAFT_MAX_ROWS,
         .draft_scratch = LVR_DRAFT_SCRATCH,
-        .target_logits = 1,
+        .target_logits = c->head == LVR_HEAD_EAGER ? lvr_min_u32(c->max_rows, LVR_PAIR_HEAD_CHUNK) : 1,
     };
 }
 
@@ -223,6 +223,8 @@ static void choose_place(lvr_session *s, const lvr_session_config *c)
 {
     const lvr_place place = c->geometry ? c->geometry->place : c->place;
     s->geometry.place = c->accel ? place : LVR_PLACE_CPU;
+    s->geometry.place_draft = LVR_PLACE_CPU; /* an accelerator's tickets are single layers of the target */
+    s->geometry.head = s->config.head;
     if (c->accel && c->geometry && place == LVR_PLACE_CPU)
         lvr_log(LVR_LOG_WARN,
                 "the policy file places all layers on the CPU, so accelerator %s stays idle; tune one with a "

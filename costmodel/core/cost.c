@@ -51,6 +51,22 @@ const char *lvr_place_name(lvr_place place)
     return (unsigned)place < N_PLACES ? place_names[place] : NULL;
 }
 
+lvr_status lvr_head_parse(const char *text, lvr_head *ret, lvr_error *err)
+{
+    if (strcmp(text, "lazy") == 0)
+        *ret = LVR_HEAD_LAZY;
+    else if (strcmp(text, "eager") == 0)
+        *ret = LVR_HEAD_EAGER;
+    else
+        return lvr_fail(err, LVR_ERR_CONFIG, "head: expected lazy or eager, found \"%s\"", text);
+    return LVR_OK;
+}
+
+const char *lvr_head_name(lvr_head head)
+{
+    return head == LVR_HEAD_EAGER ? "eager" : "lazy";
+}
+
 uint32_t lvr_bucket_of(const uint32_t *buckets, uint32_t n, uint32_t rows)
 {
     for (uint32_t i = 0; i < n; i++)
@@ -102,6 +118,22 @@ bool lvr_cost_has_npu(const lvr_cost_table *t)
         if (t->npu[op].n > 0)
             return true;
     return false;
+}
+
+uint32_t lvr_cost_crossover(const lvr_cost_table *t, lvr_op op, uint32_t context, uint32_t max_rows)
+{
+    for (uint32_t rows = 1; rows <= max_rows; rows++)
+        if (lvr_cost_unit(t, LVR_PLACE_AUTO, op, rows, context) == LVR_UNIT_NPU)
+            return rows;
+    return 0;
+}
+
+double lvr_cost_heads_ns(const lvr_cost_table *t, lvr_head head, uint32_t rows, double n_heads)
+{
+    const lvr_op_cost *c = &t->op[LVR_OP_HEAD];
+    if (head == LVR_HEAD_EAGER && c->curve.n > 1)
+        return lvr_op_cost_ns(c, rows, 0);
+    return (head == LVR_HEAD_EAGER ? rows : n_heads) * lvr_op_cost_ns(c, 1, 0);
 }
 
 /* ---- schedules ---- */
@@ -214,7 +246,7 @@ double lvr_round_price_ns(const lvr_round_pricer *p, double draft_ns, uint32_t r
 {
     const lvr_cost_table *t = p->table;
     const double verify = lvr_cost_verify_ns(t, p->geometry, rows, context);
-    const double rest = draft_ns + n_heads * lvr_op_cost_ns(&t->op[LVR_OP_HEAD], 1, 0) +
+    const double rest = draft_ns + lvr_cost_heads_ns(t, p->geometry->head, rows, n_heads) +
                         lvr_op_cost_ns(&t->op[LVR_OP_COMMIT], 1, 0);
     if (p->geometry->io_mode == LVR_IO_SERIAL)
         return rest + p->io_ns + verify;
@@ -413,13 +445,28 @@ const char *lvr_io_mode_name(lvr_io_mode mode)
     return mode == LVR_IO_SERIAL ? "serial" : "pipelined";
 }
 
-/* Files from before placement, and those without an accelerator, do not say it. */
-static lvr_status place_from_yaml(const lvr_yaml_node *map, lvr_place *ret, lvr_error *err)
+/* Files from before eager heads do not say it. */
+static lvr_status head_from_yaml(const lvr_yaml_node *map, lvr_head *ret, lvr_error *err)
 {
     const char *text = NULL;
-    if (!lvr_yaml_find(map, "place"))
+    if (!lvr_yaml_find(map, "head"))
         return LVR_OK;
-    lvr_status st = lvr_yaml_get_str(map, "place", &text, err);
+    lvr_status st = lvr_yaml_get_str(map, "head", &text, err);
+    if (st != LVR_OK)
+        return st;
+    st = lvr_head_parse(text, ret, err);
+    if (st != LVR_OK)
+        lvr_error_prefix(err, "%s", lvr_yaml_where(map));
+    return st;
+}
+
+/* Files from before placement, and those without an accelerator, do not say it. */
+static lvr_status place_from_yaml(const lvr_yaml_node *map, const char *key, lvr_place *ret, lvr_error *err)
+{
+    const char *text = NULL;
+    if (!lvr_yaml_find(map, key))
+        return LVR_OK;
+    lvr_status st = lvr_yaml_get_str(map, key, &text, err);
     if (st != LVR_OK)
         return st;
     st = lvr_place_parse(text, ret, err);
@@ -446,7 +493,11 @@ lvr_status lvr_geometry_from_yaml(const lvr_yaml_node *map, lvr_geometry *ret, l
             lvr_error_prefix(err, "%s", lvr_yaml_where(map));
     }
     if (st == LVR_OK)
-        st = place_from_yaml(map, &g.place, err);
+        st = place_from_yaml(map, "place", &g.place, err);
+    if (st == LVR_OK)
+        st = place_from_yaml(map, "place_draft", &g.place_draft, err);
+    if (st == LVR_OK)
+        st = head_from_yaml(map, &g.head, err);
     if (st != LVR_OK)
         return st;
     if (g.slice_bytes % 4096 != 0)
@@ -467,6 +518,10 @@ void lvr_geometry_to_yaml(const lvr_geometry *g, lvr_yaml_out *y)
     lvr_yaml_out_u64(y, "ring_slots", g->ring_slots);
     if (g->place != LVR_PLACE_CPU)
         lvr_yaml_out_str(y, "place", lvr_place_name(g->place));
+    if (g->place_draft != LVR_PLACE_CPU)
+        lvr_yaml_out_str(y, "place_draft", lvr_place_name(g->place_draft));
+    if (g->head != LVR_HEAD_LAZY)
+        lvr_yaml_out_str(y, "head", lvr_head_name(g->head));
     lvr_yaml_out_u64s(y, "layer_bytes", g->layer_bytes, g->n_layers);
     lvr_yaml_out_u64s(y, "resident", resident, g->n_layers);
 }

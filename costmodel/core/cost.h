@@ -19,12 +19,21 @@
 
 typedef enum lvr_unit { LVR_UNIT_CPU = 0, LVR_UNIT_NPU = 1 } lvr_unit;
 
-/* Where operators run that an accelerator can run too (here: the target's layers). */
+/* Where operators run that an accelerator can run too (the target's layers, draft steps). */
 typedef enum lvr_place {
     LVR_PLACE_CPU = 0,
     LVR_PLACE_NPU = 1,
     LVR_PLACE_AUTO = 2, /* per operator and row count, whichever the cost table says is cheaper */
 } lvr_place;
+
+/* When the target's output head is run. */
+typedef enum lvr_head {
+    LVR_HEAD_LAZY = 0,  /* row by row along the path that is being accepted (paper section 4.4) */
+    LVR_HEAD_EAGER = 1, /* for all verified rows in one go before the walk, as conventional engines do */
+} lvr_head;
+
+lvr_status lvr_head_parse(const char *text, lvr_head *ret, lvr_error *err);
+const char *lvr_head_name(lvr_head head);
 
 lvr_status lvr_place_parse(const char *text, lvr_place *ret, lvr_error *err);
 const char *lvr_place_name(lvr_place place);
@@ -93,6 +102,12 @@ lvr_unit lvr_cost_unit(const lvr_cost_table *t, lvr_place place, lvr_op op, uint
  * with those of the other one. */
 double lvr_cost_op_ns(const lvr_cost_table *t, lvr_place place, lvr_op op, uint32_t rows, uint32_t context);
 bool lvr_cost_has_npu(const lvr_cost_table *t);
+/* The crossover w*: the least number of rows, up to max_rows, at which the accelerator is the cheaper place
+ * for an operator; 0: never. A staircase may make the CPU cheaper again beyond it. */
+uint32_t lvr_cost_crossover(const lvr_cost_table *t, lvr_op op, uint32_t context, uint32_t max_rows);
+/* The heads of a round of `rows` rows of which n_heads are walked. Eager: all rows in one go, which only a
+ * table with several knots knows; one knot counts once a row. */
+double lvr_cost_heads_ns(const lvr_cost_table *t, lvr_head head, uint32_t rows, double n_heads);
 
 /* What has to be streamed, and how: fixed for a run. */
 typedef struct lvr_geometry {
@@ -102,7 +117,9 @@ typedef struct lvr_geometry {
     uint64_t slice_bytes; /* a layer is read in slices of at most this many bytes (multiple of 4096) */
     uint32_t ring_slots;  /* staged layers */
     lvr_io_mode io_mode;
-    lvr_place place; /* of the target's layers */
+    lvr_place place;       /* of the target's layers */
+    lvr_place place_draft; /* of draft steps; beside a layer on the accelerator they run on the CPU */
+    lvr_head head;
 } lvr_geometry;
 
 /* Which layers stay in DRAM when not all do. */

@@ -19,7 +19,8 @@ double lvr_objective_draft_ns(const lvr_objective *o, const uint32_t *width, uin
     double sum = 0.0;
     for (uint32_t d = 0; d < n_levels; d++)
         if (width[d] > 0)
-            sum += lvr_op_cost_ns(&o->price.table->op[LVR_OP_DRAFT], width[d], o->context);
+            sum += lvr_cost_op_ns(o->price.table, o->price.geometry->place_draft, LVR_OP_DRAFT, width[d],
+                                  o->context);
     return sum;
 }
 

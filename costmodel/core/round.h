@@ -7,7 +7,7 @@
  *
  *   DRAFT   catch-up rows, then the policy's frontier, until the policy says "enough"; then rows are selected
  *   LAYER   the rows of the chosen tree, each layer as soon as its slices are ready
- *   HEAD    along the path being accepted, lazily
+ *   HEAD    along the path being accepted, lazily (eager: the first HEAD runs those of all rows)
  *   COMMIT  the accepted path and the target's own token
  *
  * A prompt is the same thing without a tree: passes of at most prefill_chunk rows and no HEAD; the prompt's
@@ -33,7 +33,7 @@
  *   ROUND-BYTES   each pass consumes exactly lvr_geometry_stream_bytes bytes
  *   ROUND-TOKENS  committed tokens of a round = accepted nodes + 1
  *   ROUND-UNIT    all layers of a pass run on one unit; a DRAFT action is outstanding together with a LAYER
- *                 action only in a prompt pass on the accelerator
+ *                 action only in a prompt pass on the accelerator, and is then the CPU's
  */
 #ifndef LVR_CORE_ROUND_H
 #define LVR_CORE_ROUND_H
@@ -101,6 +101,7 @@ typedef struct lvr_action {
             uint32_t n_rows;
             uint32_t n_expand; /* the last n_expand rows are tree nodes whose children are wanted */
             uint32_t branch;   /* children per expanded node */
+            lvr_unit unit;
         } draft;
         struct {
             uint32_t layer;
@@ -113,6 +114,8 @@ typedef struct lvr_action {
         struct {
             uint32_t row;      /* index among the pass's rows */
             uint32_t position; /* of that row: the token chosen goes to position + 1 */
+            uint32_t n_rows;   /* heads to run now: 1, this row's; the pass's rows at its first HEAD if heads
+                                  are   eager, and then 0: this row's has been run */
         } head;
         struct {
             const uint32_t

@@ -45,6 +45,9 @@ void lvr_round_push_head(lvr_round *m, uint32_t row)
     lvr_action *a = lvr_round_push(m, LVR_ACT_HEAD);
     a->head.row = row;
     a->head.position = m->pass_rows[row].position;
+    a->head.n_rows = 1;
+    if (m->config.geometry->head == LVR_HEAD_EAGER)
+        a->head.n_rows = m->n_kept == 1 ? m->n_rows : 0;
 }
 
 static void push_commit(lvr_round *m)

@@ -10,15 +10,25 @@ static uint32_t catch_up_rows(lvr_round *m, uint32_t end)
     return n;
 }
 
+/* Beside a layer on the accelerator only the CPU is free. */
+static lvr_place place_of_draft(const lvr_round *m)
+{
+    const lvr_place place = m->draft_out ? LVR_PLACE_CPU : m->config.geometry->place_draft;
+    return place == LVR_PLACE_AUTO && !m->config.policy->has_cost ? LVR_PLACE_CPU : place;
+}
+
 static void push_draft(lvr_round *m, uint32_t n_rows)
 {
+    const lvr_cost_table *cost = &m->config.policy->cost;
+    const lvr_place place = place_of_draft(m);
     lvr_action *a = lvr_round_push(m, LVR_ACT_DRAFT);
     a->draft.rows = m->draft_rows;
     a->draft.n_rows = n_rows;
     a->draft.n_expand = m->n_expand;
     a->draft.branch = m->branch;
+    a->draft.unit = lvr_cost_unit(cost, place, LVR_OP_DRAFT, n_rows, m->draft_cached);
     if (m->config.policy->has_cost)
-        m->draft_ns += lvr_op_cost_ns(&m->config.policy->cost.op[LVR_OP_DRAFT], n_rows, m->draft_cached);
+        m->draft_ns += lvr_cost_op_ns(cost, place, LVR_OP_DRAFT, n_rows, m->draft_cached);
 }
 
 static void push_draft_step(lvr_round *m)

@@ -251,9 +251,15 @@ static lvr_status add_spans(lvr_trace *t, collection *c, lvr_error *err)
         const lvr_op_sample sample = {
             .rows = s->rows, .context = s->context, .ns = (double)(s->kernel_ns + s->host_ns)};
         const lvr_op_sample wake = {.rows = 1, .ns = (double)s->wake_ns};
-        if (s->unit == LVR_UNIT_NPU) {
+        if (s->unit == LVR_UNIT_NPU && s->op != LVR_OP_LAYER)
+            st = lvr_fail(
+                err, LVR_ERR_UNSUPPORTED,
+                "the trace has operator %s on an accelerator; only layers can be fitted there: leave "
+                "out simulated traces with drafts placed on one",
+                lvr_op_name(s->op));
+        else if (s->unit == LVR_UNIT_NPU)
             st = add_ticket(s, i + 1 == n || s[1].wait_ns > 0, c, err);
-        } else {
+        else {
             c->host_ns[s->op] += s->host_ns;
             st = add_sample(&c->op[s->op], &sample, err);
         }

@@ -23,6 +23,7 @@ lvr_npu_times lvr_npu_resource_run(lvr_npu_resource *n, uint64_t submit_ns, lvr_
     t.seen_ns = t.end_ns + whole(c->sync_ns);
     n->free_ns = t.end_ns;
     n->busy_ns += t.end_ns - t.start_ns;
+    n->op_busy_ns[op] += t.end_ns - t.start_ns;
     n->tickets++;
     n->max_rows[op] = rows > n->max_rows[op] ? rows : n->max_rows[op];
     return t;

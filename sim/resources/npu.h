@@ -8,7 +8,7 @@
 typedef struct lvr_npu_resource {
     const lvr_cost_table *cost; /* borrowed */
     uint64_t free_ns;           /* end of the tickets accepted so far */
-    uint64_t busy_ns;
+    uint64_t busy_ns, op_busy_ns[LVR_OP_COUNT];
     uint64_t tickets;
     uint32_t max_rows[LVR_OP_COUNT];
 } lvr_npu_resource;

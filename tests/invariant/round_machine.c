@@ -121,6 +121,10 @@ static void answer_head(host *h, const lvr_action *a)
     uint32_t n = 0;
     const uint32_t *rows = lvr_round_rows(h->m, &n);
     cr_assert_lt(a->head.row, n);
+    if (h->g.head == LVR_HEAD_EAGER)
+        cr_assert_eq(a->head.n_rows, a->head.row == 0 ? n : 0, "eager: all rows with the first");
+    else
+        cr_assert_eq(a->head.n_rows, 1);
     const int32_t node = (int32_t)rows[a->head.row];
     const lvr_event ev = {
         .kind = LVR_EV_HEAD_DONE,
@@ -190,7 +194,8 @@ static void answer(host *h, const lvr_action *a, bool *done)
 /* pending[0] is what the CPU does, pending[1] what the accelerator does. */
 static void take_compute(host *h, const lvr_action *a, lvr_action pending[2], bool has[2])
 {
-    const bool npu = a->kind == LVR_ACT_LAYER && a->layer.unit == LVR_UNIT_NPU;
+    const bool npu = (a->kind == LVR_ACT_LAYER && a->layer.unit == LVR_UNIT_NPU) ||
+                     (a->kind == LVR_ACT_DRAFT && a->draft.unit == LVR_UNIT_NPU);
     cr_assert(!has[npu], "one compute action at a time on a unit");
     pending[npu] = *a;
     has[npu] = true;
@@ -259,7 +264,8 @@ static void policy_of(lvr_policy *p, const char *name)
 typedef struct setting {
     const char *policy;
     lvr_io_mode mode;
-    lvr_place place;
+    lvr_place place, place_draft;
+    lvr_head head;
     uint32_t ring, n_ctx;
     uint32_t chunk, n_prompt; /* 0: 7, 20 */
     double resident;
@@ -285,6 +291,8 @@ static void run(const setting *s, outcome *ret)
     policy_of(&p, s->policy);
     h.g = geometry(s->mode, s->ring, s->resident);
     h.g.place = s->place;
+    h.g.place_draft = s->place_draft;
+    h.g.head = s->head;
     lvr_rng_init(&h.rng, s->timing_seed, "timing");
     const lvr_round_config c = {.policy = &p,
                                 .geometry = &h.g,
@@ -344,6 +352,8 @@ Test(round_machine, laws_hold_and_policies_agree)
                 const setting s = {.policy = lvr_policies[i % n]->name,
                                    .mode = (lvr_io_mode)(i / n % 2),
                                    .place = (lvr_place)(i / n / 24),
+                                   .place_draft = (lvr_place)(i % 3),
+                                   .head = i / 7 % 2 ? LVR_HEAD_EAGER : LVR_HEAD_LAZY,
                                    .ring = ring,
                                    .resident = resident * 0.4,
                                    .timing_seed = i,

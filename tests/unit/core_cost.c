@@ -160,6 +160,33 @@ Test(core_cost, the_cheaper_unit)
     cr_assert_not(lvr_cost_has_npu(&t));
 }
 
+/* w*: on the CPU 100 ns and 10 a further row, against a ticket of 150 up to four rows, then 210. */
+Test(core_cost, crossover)
+{
+    lvr_cost_table t = table_with_npu();
+    cr_assert_eq(lvr_cost_crossover(&t, LVR_OP_LAYER, 0, 64), 13);
+    cr_assert_eq(lvr_cost_crossover(&t, LVR_OP_LAYER, 0, 12), 0, "not within so few rows");
+    cr_assert_eq(lvr_cost_crossover(&t, LVR_OP_DRAFT, 0, 64), 0, "no terms: never");
+    t.npu[LVR_OP_LAYER].launch_ns = 0; /* 110 up to four rows, then 170 */
+    cr_assert_eq(lvr_cost_crossover(&t, LVR_OP_LAYER, 0, 64), 3);
+    t.npu[LVR_OP_LAYER].sync_ns = 1e6;
+    cr_assert_eq(lvr_cost_crossover(&t, LVR_OP_LAYER, 0, 16), 0, "sync counts");
+}
+
+Test(core_cost, heads)
+{
+    lvr_cost_table t = table_with_npu();
+    lvr_geometry g = schedule(LVR_IO_SERIAL);
+    near(lvr_cost_heads_ns(&t, LVR_HEAD_LAZY, 8, 2.5), 125);
+    near(lvr_cost_heads_ns(&t, LVR_HEAD_EAGER, 8, 2.5), 400); /* one knot: once a row */
+    t.op[LVR_OP_HEAD].curve = (lvr_curve){.n = 2, .rows = {1, 9}, .ns = {50, 90}};
+    near(lvr_cost_heads_ns(&t, LVR_HEAD_LAZY, 9, 2), 100);
+    near(lvr_cost_heads_ns(&t, LVR_HEAD_EAGER, 9, 2), 90);
+    const double lazy = lvr_cost_round_ns(&t, &g, 0, 9, 2, 0);
+    g.head = LVR_HEAD_EAGER;
+    near(lvr_cost_round_ns(&t, &g, 0, 9, 2, 0), lazy - 10);
+}
+
 static lvr_status parse(const char *text, lvr_cost_table *ret, lvr_error *err)
 {
     lvr_yaml_doc *doc = NULL;
@@ -239,17 +266,26 @@ Test(core_cost, placement_in_yaml)
         lvr_yaml_out y;
         lvr_yaml_doc *doc = NULL;
         g.place = (lvr_place)place;
+        g.place_draft = (lvr_place)(2 - place);
+        g.head = place ? LVR_HEAD_EAGER : LVR_HEAD_LAZY;
         lvr_yaml_out_init(&y, &text);
         lvr_geometry_to_yaml(&g, &y);
-        cr_assert_eq(strstr(text.data, "place") != NULL, place != LVR_PLACE_CPU,
+        cr_assert_eq(strstr(text.data, "place:") != NULL, place != LVR_PLACE_CPU,
                      "files without stay as they were");
+        cr_assert_eq(strstr(text.data, "place_draft:") != NULL, g.place_draft != LVR_PLACE_CPU);
+        cr_assert_eq(strstr(text.data, "head:") != NULL, place > 0);
         cr_assert_eq(lvr_yaml_load_mem("schedule", text.data, text.len, &doc, &err), LVR_OK, "%s", err.msg);
         cr_assert_eq(lvr_geometry_from_yaml(lvr_yaml_root(doc), &back, &err), LVR_OK, "%s", err.msg);
         cr_assert_eq(back.place, g.place);
+        cr_assert_eq(back.place_draft, g.place_draft);
+        cr_assert_eq(back.head, g.head);
         lvr_yaml_free(doc);
         lvr_buf_free(&text);
     }
     lvr_place p;
     cr_assert_eq(lvr_place_parse("gpu", &p, &err), LVR_ERR_CONFIG);
     cr_assert_not_null(strstr(err.msg, "gpu"));
+    lvr_head head;
+    cr_assert_eq(lvr_head_parse("keen", &head, &err), LVR_ERR_CONFIG);
+    cr_assert_not_null(strstr(err.msg, "keen"));
 }

@@ -53,6 +53,57 @@ static void with(lvr_policy *p, const char *name, const char *const *settings)
 }
 #define SETTINGS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
+static void fill(lvr_tree *t, uint32_t node, float a, float b)
+{
+    const lvr_candidate c[] = {{(int32_t)(10 * node + 1), a}, {(int32_t)(10 * node + 2), b}};
+    cr_assert_eq(lvr_tree_expand(t, node, c, 2, NULL), LVR_OK);
+}
+
+static uint32_t rows_at(const lvr_policy *p, const lvr_tree *t, const lvr_geometry *g)
+{
+    uint32_t nodes[64];
+    lvr_policy_scratch *scratch = lvr_policy_scratch_new();
+    const lvr_policy_view v = {.tree = t,
+                               .cost = &p->cost,
+                               .geometry = g,
+                               .calibration = &p->calibration,
+                               .max_depth = 16,
+                               .max_rows = 64,
+                               .scratch = scratch};
+    const uint32_t n = p->ops->select(p->params.bytes, &v, nodes, 64);
+    lvr_policy_scratch_free(scratch);
+    return n;
+}
+
+/* Buckets of four and eight rows, 1 and 2 us in each of two layers. Paths by rank: 1, .6, .33, .3 | .27, .24,
+ * .165, .165 (.12 beyond). Rows inside a bucket are free, so that it is filled; the next one costs 2 us and
+ * is opened when its four rows together, .84 tokens, are worth more: below lambda = 420,000 tokens/s. Alone
+ * none of them (.27) would pay from 135,000 on. */
+Test(core_policy_trees, lever_fills_buckets)
+{
+    lvr_policy p;
+    lvr_tree t = {0};
+    lvr_geometry g = geometry_of(LVR_IO_SERIAL, true);
+    g.place = LVR_PLACE_NPU;
+    with(&p, "lever", SETTINGS("min_path", "0"));
+    price(&p, 1e9);
+    p.cost.npu[LVR_OP_LAYER] = (lvr_npu_cost){.n = 3, .bucket = {4, 8, 64}, .ns = {1000, 2000, 1e6}};
+    cr_assert_eq(lvr_tree_init(&t, 32, NULL), LVR_OK);
+    lvr_tree_reset(&t, 1);
+    fill(&t, 0, 0.6f, 0.3f);  /* 1, 2 */
+    fill(&t, 1, 0.55f, 0.4f); /* 3, 4 */
+    fill(&t, 2, 0.9f, 0.05f); /* 5, 6 */
+    fill(&t, 3, 0.5f, 0.5f);  /* 7, 8 */
+    fill(&t, 4, 0.5f, 0.5f);  /* 9, 10 */
+    policy_rig_set(&p, "lambda", "100000");
+    cr_expect_eq(rows_at(&p, &t, &g), 8);
+    policy_rig_set(&p, "lambda", "410000");
+    cr_expect_eq(rows_at(&p, &t, &g), 8, "together they pay");
+    policy_rig_set(&p, "lambda", "430000");
+    cr_expect_eq(rows_at(&p, &t, &g), 4, "together they do not, and the open bucket is full");
+    lvr_tree_free(&t);
+}
+
 Test(core_policy_trees, eagle2)
 {
     lvr_policy p;

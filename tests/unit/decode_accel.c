@@ -77,6 +77,28 @@ Test(decode_accel, auto_without_prices_is_the_cpu)
     decode_pair_remove(&pair);
 }
 
+/* Heads of all rows at once, more of them than logits are held for, give the tokens of the lazy ones. */
+Test(decode_accel, eager_heads_emit_the_same_tokens, .timeout = 120)
+{
+    static const char *const policies[] = {"ar", "chain", "lever", "random"};
+    struct decode_pair pair;
+    lvr_policy policy;
+    lvr_session_config c;
+    decode_pair_make(&pair, NULL, LVR_Q8_0);
+    for (uint32_t i = 0; i < 4 * 2; i++) {
+        struct decode_output want, got;
+        decode_policy(&policy, policies[i % 4]);
+        decode_config(&c, &pair, &policy);
+        c.sampling.temperature = i / 4 ? 0.8f : 0;
+        decode_once(&c, i, N_PREDICT, &want);
+        c.head = LVR_HEAD_EAGER;
+        decode_once(&c, i, N_PREDICT, &got);
+        decode_same(&want, &got, policies[i % 4]);
+        cr_assert_eq(got.stats.rounds, want.stats.rounds);
+    }
+    decode_pair_remove(&pair);
+}
+
 Test(decode_accel, refusals)
 {
     struct decode_pair pair;
@@ -90,6 +112,13 @@ Test(decode_accel, refusals)
     c.place = LVR_PLACE_NPU;
     cr_assert_eq(lvr_session_new(&c, &s, &err), LVR_ERR_CONFIG);
     cr_assert(strstr(err.msg, "--accel"), "%s", err.msg);
+    c.place = LVR_PLACE_CPU;
+    c.place_draft = LVR_PLACE_NPU;
+    c.accel = "null";
+    cr_assert_eq(lvr_session_new(&c, &s, &err), LVR_ERR_UNSUPPORTED);
+    cr_assert(strstr(err.msg, "--place-draft"), "%s", err.msg);
+    c.place_draft = LVR_PLACE_AUTO;
+    c.place = LVR_PLACE_NPU;
     c.accel = "nul";
     cr_assert_eq(lvr_session_new(&c, &s, &err), LVR_ERR_CONFIG);
     cr_assert(strstr(err.msg, "did you mean 'null'"), "%s", err.msg);

@@ -156,3 +156,53 @@ Test(sim_npu, known_prices_are_recovered)
     sim_rig_discard(npu);
     sim_rig_discard(cpu);
 }
+
+/* Draft steps as tickets: each costs launch, run and sync in place of the CPU's time; the same text. */
+Test(sim_npu, drafts_as_tickets)
+{
+    lvr_cost_table t = table();
+    t.op[LVR_OP_DRAFT] = (lvr_op_cost){.curve = {.n = 1, .rows = {1}, .ns = {300000}}};
+    t.npu[LVR_OP_DRAFT] =
+        (lvr_npu_cost){.n = 1, .bucket = {64}, .ns = {50000}, .launch_ns = LAUNCH, .sync_ns = SYNC};
+    lvr_geometry g = resident(LVR_PLACE_CPU);
+    lvr_outcome *o = sim_rig_outcome(&sim_rig_default);
+    const lvr_policy chain = sim_rig_policy("chain", &t);
+    lvr_sim_result cpu = sim_rig_run(o, &chain, &g, &t);
+    g.place_draft = LVR_PLACE_NPU;
+    lvr_sim_result npu = sim_rig_run(o, &chain, &g, &t);
+    g.place_draft = LVR_PLACE_AUTO;
+    lvr_sim_result by_price = sim_rig_run(o, &chain, &g, &t);
+    cr_expect_eq(memcmp(cpu.tokens, npu.tokens, cpu.n_tokens * sizeof cpu.tokens[0]), 0);
+    cr_expect_eq(cpu.decode_ns - npu.decode_ns, cpu.draft_steps * (300000 - 50000 - LAUNCH - SYNC));
+    cr_expect_eq(npu.npu_tickets, npu.draft_steps + 4, "and a prompt's chunk of each request");
+    cr_expect_eq(npu.draft_ns, npu.npu_tickets * 50000);
+    cr_expect_eq(npu.layer_ns, cpu.layer_ns);
+    cr_expect_eq(by_price.decode_ns, npu.decode_ns, "170 us against 300");
+    lvr_sim_result_free(&cpu);
+    lvr_sim_result_free(&npu);
+    lvr_sim_result_free(&by_price);
+    lvr_outcome_free(o);
+}
+
+/* Eager heads: those of all verified rows; the same text. */
+Test(sim_npu, eager_heads)
+{
+    lvr_cost_table t = table();
+    t.op[LVR_OP_HEAD].curve = (lvr_curve){.n = 1, .rows = {1}, .ns = {30000}};
+    lvr_geometry g = resident(LVR_PLACE_CPU);
+    lvr_outcome *o = sim_rig_outcome(&sim_rig_default);
+    const lvr_policy chain = sim_rig_policy("chain", &t);
+    lvr_sim_result lazy = sim_rig_run(o, &chain, &g, &t);
+    g.head = LVR_HEAD_EAGER;
+    lvr_sim_result eager = sim_rig_run(o, &chain, &g, &t);
+    cr_expect_eq(memcmp(lazy.tokens, eager.tokens, lazy.n_tokens * sizeof lazy.tokens[0]), 0);
+    cr_expect_eq(lazy.head_ns, lazy.n_tokens * 30000);
+    cr_expect_eq(eager.head_ns, eager.verified_rows * 30000, "a price of one row counts once a row");
+    t.op[LVR_OP_HEAD].curve = (lvr_curve){.n = 2, .rows = {1, 2}, .ns = {30000, 31000}};
+    lvr_sim_result batch = sim_rig_run(o, &chain, &g, &t);
+    cr_expect_eq(batch.head_ns, batch.rounds * 29000 + batch.verified_rows * 1000);
+    lvr_sim_result_free(&lazy);
+    lvr_sim_result_free(&eager);
+    lvr_sim_result_free(&batch);
+    lvr_outcome_free(o);
+}
