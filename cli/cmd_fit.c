@@ -38,6 +38,39 @@ static const lvr_param table[] = {
 };
 #define N_PARAMS (sizeof table / sizeof *table)
 
+static const lvr_op placeable[] = {LVR_OP_LAYER, LVR_OP_DRAFT};
+#define N_PLACEABLE (sizeof placeable / sizeof *placeable)
+
+/* From how many rows on an accelerator is the cheaper place, before anything is cached. */
+static uint32_t crossover(const lvr_cost_model *m, lvr_op op)
+{
+    return lvr_cost_crossover(&m->table, op, 0, LVR_MAX_VERIFY_NODES);
+}
+
+static void crossovers_text(const lvr_cost_model *m, lvr_buf *out)
+{
+    for (size_t i = 0; i < N_PLACEABLE; i++) {
+        const uint32_t rows = crossover(m, placeable[i]);
+        const char *name = lvr_op_name(placeable[i]);
+        if (m->table.npu[placeable[i]].n == 0)
+            continue;
+        if (rows > 0)
+            lvr_buf_printf(out, "w* %-12s the accelerator is cheaper from %u rows on\n", name, rows);
+        else
+            lvr_buf_printf(out, "w* %-12s the accelerator is never cheaper\n", name);
+    }
+}
+
+static void crossovers_json(const lvr_cost_model *m, lvr_json *j)
+{
+    lvr_json_object(j, "crossover_rows");
+    for (size_t i = 0; i < N_PLACEABLE; i++) {
+        const uint32_t rows = crossover(m, placeable[i]);
+        lvr_json_double(j, lvr_op_name(placeable[i]), rows ? rows : NAN);
+    }
+    lvr_json_end_object(j);
+}
+
 static void residuals_text(const lvr_cost_model *m, lvr_buf *out)
 {
     lvr_buf_puts(out, "term           samples      p50      p90      p99     bias   range\n");
@@ -46,6 +79,7 @@ static void residuals_text(const lvr_cost_model *m, lvr_buf *out)
         lvr_buf_printf(out, "%-12s %9" PRIu64 " %7.2f%% %7.2f%% %7.2f%% %+7.2f%%   %g to %g\n", t->name, t->n,
                        100 * t->p50, 100 * t->p90, 100 * t->p99, 100 * t->bias, t->x_min, t->x_max);
     }
+    crossovers_text(m, out);
 }
 
 static void residuals_json(const lvr_cost_model *m, lvr_buf *out)
@@ -68,6 +102,7 @@ static void residuals_json(const lvr_cost_model *m, lvr_buf *out)
         lvr_json_end_object(&j);
     }
     lvr_json_end_object(&j);
+    crossovers_json(m, &j);
     lvr_json_u64(&j, "n_prompts", m->n_prompts);
     lvr_json_end_object(&j);
     lvr_buf_puts(out, "\n");

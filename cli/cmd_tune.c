@@ -50,15 +50,13 @@ static const lvr_param table[] = {
                    .choices = lvr_choices_place,
                    .help = "where the target's layers run; default: by price if the cost model knows an "
                            "accelerator"},
-    [ROW_PLACE_DRAFT] =
-        {.name = "place-draft",
-         .type = LVR_PARAM_ENUM,
-         .offset = FIELD(place_draft),
-         .max = 2,
-         .def = 1,
-         .choices = lvr_choices_place,
-         .help = "where draft steps run; default: as the policy file says, else the CPU; lever run "
-                 "has them on the CPU only"},
+    [ROW_PLACE_DRAFT] = {.name = "place-draft",
+                         .type = LVR_PARAM_ENUM,
+                         .offset = FIELD(place_draft),
+                         .max = 2,
+                         .def = 1,
+                         .choices = lvr_choices_place,
+                         .help = "where draft steps run; default: as the policy file says, else the CPU"},
     [ROW_HEAD] = {.name = "head",
                   .type = LVR_PARAM_ENUM,
                   .offset = FIELD(head),

@@ -303,7 +303,7 @@ lvr_place lvr_place_of_choice(int choice);
          .max = 2,                                                                                           \
          .def = 1,                                                                                           \
          .choices = lvr_choices_place,                                                                       \
-         .help = "where draft steps run: npu is refused and auto is the CPU here; see lever sim"},           \
+         .help = "where the draft's layers run in draft steps; auto: by the cost table's prices"},           \
         {.name = "head",                                                                                     \
          .type = LVR_PARAM_ENUM,                                                                             \
          .offset = offsetof(lvr_session_options, head),                                                      \

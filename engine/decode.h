@@ -62,7 +62,7 @@ typedef struct lvr_session_config {
     uint64_t accel_launch_ns, accel_sync_ns; /* injected into its tickets */
     lvr_place place;       /* of the target's layers; with `geometry`, that one's counts. AUTO without an
                               accelerator is the CPU, NPU without one an error */
-    lvr_place place_draft; /* of draft steps; NPU is LVR_ERR_UNSUPPORTED, AUTO the CPU */
+    lvr_place place_draft; /* of draft steps, as above; their heads stay on the CPU */
     lvr_head head;         /* with `geometry`, that one's counts, as for the draft's place */
     const lvr_flash_faults *flash_faults; /* tests only: makes reads fail on purpose; NULL: none */
     const char *memory_root; /* tests only: where /proc and /sys are looked for (common/memory.h); NULL: "" */

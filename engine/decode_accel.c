@@ -1,4 +1,5 @@
-/* Layers on the accelerator: ordered by the machine, submitted as a ticket, looked after while it runs. */
+/* Layers on the accelerator, the target's and the draft's: ordered by the machine, submitted as a ticket,
+ * looked after while it runs. */
 #include "engine/decode_internal.h"
 
 #include "common/clock.h"
@@ -65,4 +66,29 @@ lvr_status lvr_run_tend(lvr_run *r, lvr_error *err)
     if (status == LVR_OK && r->npu.ordered)
         status = lvr_run_submit_ticket(r, err);
     return status;
+}
+
+/* Finished reads are handed on meanwhile; no action but reads can come of them while the draft is at work. */
+lvr_status lvr_run_draft_layer(void *user, uint32_t layer, uint32_t n_rows, lvr_error *err)
+{
+    lvr_run *r = user;
+    lvr_session *s = r->s;
+    const lvr_accel_graph *graph = NULL;
+    lvr_accel_ticket ticket = 0;
+    lvr_accel_times t;
+    lvr_status status = lvr_accel_graph_get(s->accel, s->pair.draft.forward, n_rows, &graph, err);
+    if (status == LVR_OK)
+        status = lvr_accel_submit(s->accel, graph, layer, NULL, &ticket, err);
+    if (status != LVR_OK)
+        return status;
+    const uint64_t t0 = lvr_now_ns();
+    lvr_status reads = LVR_OK; /* also after a failure the ticket is waited for: it uses the draft's rows */
+    while (!lvr_accel_wait(s->accel, ticket, LOOK_FOR_READS_NS, &t))
+        if (reads == LVR_OK)
+            reads = lvr_run_collect_reads(r, false, err);
+    r->stats.npu_wait_ns += lvr_now_ns() - t0;
+    r->stats.npu_ns += t.end_ns - t.start_ns;
+    r->stats.npu_tickets++;
+    r->draft_bucket = lvr_accel_graph_bucket(graph);
+    return reads;
 }

@@ -107,10 +107,36 @@ static lvr_status draft_rows_tending(lvr_run *r, const lvr_action *a, uint32_t *
         pair->between_layers = tend;
         pair->between_user = r;
     }
+    if (a->draft.unit == LVR_UNIT_NPU) {
+        pair->run_layer = lvr_run_draft_layer;
+        pair->run_layer_user = r;
+    }
     const lvr_status status = draft_rows(r, a, ret_per_row, err);
     pair->between_layers = NULL;
     pair->between_user = NULL;
+    pair->run_layer = NULL;
+    pair->run_layer_user = NULL;
     return status;
+}
+
+/* A step on the accelerator is one record too, from its embedding to its candidates: what its tickets wait
+ * for and its heads on the CPU are part of its price there. */
+static void record_draft(const lvr_run *r, const lvr_action *a, uint32_t context, lvr_kernel_times t)
+{
+    lvr_round_info info;
+    lvr_round_get_info(r->s->machine, &info);
+    const bool npu = a->draft.unit == LVR_UNIT_NPU;
+    const lvr_layer_log log = {.draft = true,
+                               .round = info.round,
+                               .layer = UINT32_MAX,
+                               .rows = a->draft.n_rows,
+                               .bucket = npu ? r->draft_bucket : a->draft.n_rows,
+                               .context = context,
+                               .unit = a->draft.unit,
+                               .submit_ns = t.start_ns,
+                               .start_ns = t.start_ns,
+                               .end_ns = t.end_ns};
+    lvr_record_layer(r->s->recorder, &log);
 }
 
 lvr_status lvr_run_draft(lvr_run *r, lvr_error *err)
@@ -118,7 +144,7 @@ lvr_status lvr_run_draft(lvr_run *r, lvr_error *err)
     lvr_session *s = r->s;
     lvr_round_info info;
     lvr_round_get_info(s->machine, &info);
-    const uint32_t context = s->pair.draft.kv.n_cached, n_rows = r->work.draft.n_rows;
+    const uint32_t context = s->pair.draft.kv.n_cached;
     uint32_t per_row = 0;
     const lvr_action action = r->work;
     const uint64_t t0 = lvr_now_ns();
@@ -126,8 +152,7 @@ lvr_status lvr_run_draft(lvr_run *r, lvr_error *err)
     if (status != LVR_OK)
         return status;
     const uint64_t t1 = lvr_now_ns();
-    lvr_record_kernel(s->recorder, info.round, 1, UINT32_MAX, LVR_OP_DRAFT, n_rows, context,
-                      (lvr_kernel_times){t0, t1});
+    record_draft(r, &action, context, (lvr_kernel_times){t0, t1});
     if (r->log.draft_steps++ == 0)
         r->log.draft0_ns = t0;
     r->log.draft1_ns = t1;

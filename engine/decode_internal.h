@@ -34,6 +34,7 @@ typedef struct lvr_run {
     bool has_work, done;
     lvr_action work; /* the compute action that is outstanding on the CPU */
     lvr_flight npu;
+    uint32_t draft_bucket;                    /* of the last draft layer on the accelerator */
     int32_t row_tokens[LVR_MAX_VERIFY_NODES]; /* eager heads: the target's token after each row of the pass */
 } lvr_run;
 
@@ -76,6 +77,8 @@ lvr_status lvr_run_end_ticket(lvr_run *r, const lvr_accel_times *t, lvr_error *e
 lvr_status lvr_run_wait_for_ticket(lvr_run *r, lvr_error *err);
 /* Between the draft's layers: what has finished is handed on, and the accelerator's next layer follows. */
 lvr_status lvr_run_tend(lvr_run *r, lvr_error *err);
+/* One of the draft's layers there, waited for; user is the lvr_run. */
+lvr_status lvr_run_draft_layer(void *user, uint32_t layer, uint32_t n_rows, lvr_error *err);
 
 /* ---- decode_commit.c ---- */
 

@@ -213,14 +213,18 @@ static int32_t draft_token(const lvr_pair *p, int32_t token)
     return token >= 0 && (uint32_t)token >= p->draft.shape->vocab ? 0 : token;
 }
 
-static lvr_status draft_layers(lvr_pair *p, lvr_error *err)
+static lvr_status draft_layers(lvr_pair *p, uint32_t n_rows, lvr_error *err)
 {
     lvr_status status = LVR_OK;
     for (uint32_t l = 0; status == LVR_OK && l < p->draft.shape->n_layers; l++) {
-        lvr_forward_layer(p->draft.forward, l, NULL);
-        if (p->watch.cancel && atomic_load_explicit(p->watch.cancel, memory_order_relaxed))
+        if (p->run_layer)
+            status = p->run_layer(p->run_layer_user, l, n_rows, err);
+        else
+            lvr_forward_layer(p->draft.forward, l, NULL);
+        if (status == LVR_OK && p->watch.cancel &&
+            atomic_load_explicit(p->watch.cancel, memory_order_relaxed))
             return lvr_fail(err, LVR_ERR_INTERRUPTED, "interrupted while drafting");
-        if (p->between_layers)
+        if (status == LVR_OK && p->between_layers)
             status = p->between_layers(p->between_user, err);
     }
     return status;
@@ -233,7 +237,7 @@ lvr_status lvr_pair_draft(lvr_pair *p, lvr_fwd_row *rows, uint32_t n_rows, uint3
         rows[i].token = draft_token(p, rows[i].token);
     lvr_status status = lvr_forward_embed(p->draft.forward, rows, n_rows, err);
     if (status == LVR_OK)
-        status = draft_layers(p, err);
+        status = draft_layers(p, n_rows, err);
     if (status != LVR_OK)
         return status;
     uint32_t per_row = 0;
@@ -253,6 +257,6 @@ lvr_status lvr_pair_draft_prompt(lvr_pair *p, int32_t *tokens, uint32_t n, lvr_e
         tokens[i] = draft_token(p, tokens[i]);
     lvr_status status = lvr_forward_embed_prompt(p->draft.forward, tokens, kv->n_cached, n, err);
     if (status == LVR_OK)
-        status = draft_layers(p, err);
+        status = draft_layers(p, n, err);
     return status == LVR_OK ? lvr_kv_append(kv, n, err) : status;
 }

@@ -34,6 +34,9 @@ typedef struct lvr_pair {
      * failure ends the draft step. */
     lvr_status (*between_layers)(void *user, lvr_error *err);
     void *between_user;
+    /* Runs one of the draft's layers over the n_rows of its pass elsewhere; NULL: here. */
+    lvr_status (*run_layer)(void *user, uint32_t layer, uint32_t n_rows, lvr_error *err);
+    void *run_layer_user;
     lvr_watch watch;
 } lvr_pair;
 

@@ -76,8 +76,9 @@ void lvr_record_layer(lvr_recorder *r, const lvr_layer_log *log)
         return;
     const lvr_rec_kernel rec = {
         .round = log->round,
+        .model = log->draft,
         .layer = log->layer,
-        .op = LVR_OP_LAYER,
+        .op = log->draft ? LVR_OP_DRAFT : LVR_OP_LAYER,
         .unit = (uint32_t)log->unit,
         .rows = log->rows,
         .bucket = log->bucket,

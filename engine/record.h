@@ -26,8 +26,9 @@ typedef struct lvr_kernel_times {
 /* model: 0 target, 1 draft. layer: UINT32_MAX where it does not apply. */
 void lvr_record_kernel(lvr_recorder *r, uint64_t round, uint32_t model, uint32_t layer, lvr_op op,
                        uint32_t rows, uint32_t context, lvr_kernel_times t);
-/* A target layer: where it ran, and with times as lvr_accel_times. */
+/* A target layer or a draft step: where it ran, and with times as lvr_accel_times. */
 typedef struct lvr_layer_log {
+    bool draft; /* a draft step; layer is UINT32_MAX */
     uint64_t round;
     uint32_t layer, rows, bucket, context;
     lvr_unit unit;

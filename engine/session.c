@@ -45,12 +45,11 @@ static lvr_status check_placement(const lvr_session_config *c, lvr_error *err)
 {
     const lvr_place place = c->geometry ? c->geometry->place : c->place;
     const lvr_place draft = c->geometry ? c->geometry->place_draft : c->place_draft;
-    if (draft == LVR_PLACE_NPU)
-        return lvr_fail(
-            err, LVR_ERR_UNSUPPORTED,
-            "draft steps are placed on an accelerator (place_draft npu), but this engine runs only "
-            "the target's layers there: a draft step is many layers and a head, and tickets are "
-            "single layers; use --place-draft auto or cpu, or lever sim for what it would bring");
+    if (draft == LVR_PLACE_NPU && !c->accel)
+        return lvr_fail(err, LVR_ERR_CONFIG,
+                        "draft placement npu needs an accelerator to run the draft's layers on; name one "
+                        "(--accel %s), or leave --place-draft out",
+                        lvr_accel_names);
     if (place != LVR_PLACE_NPU || c->accel)
         return LVR_OK;
     return lvr_fail(err, LVR_ERR_CONFIG,

@@ -223,7 +223,8 @@ static void choose_place(lvr_session *s, const lvr_session_config *c)
 {
     const lvr_place place = c->geometry ? c->geometry->place : c->place;
     s->geometry.place = c->accel ? place : LVR_PLACE_CPU;
-    s->geometry.place_draft = LVR_PLACE_CPU; /* an accelerator's tickets are single layers of the target */
+    const lvr_place draft = c->geometry ? c->geometry->place_draft : c->place_draft;
+    s->geometry.place_draft = c->accel ? draft : LVR_PLACE_CPU;
     s->geometry.head = s->config.head;
     if (c->accel && c->geometry && place == LVR_PLACE_CPU)
         lvr_log(LVR_LOG_WARN,

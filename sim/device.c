@@ -48,7 +48,7 @@ lvr_status lvr_sim_device_ticket(lvr_sim_device *d, uint64_t submit_ns, lvr_op o
             "there; %s",
             lvr_op_name(op),
             op == LVR_OP_DRAFT
-                ? "write them into the cost file (npu: under draft), or simulate with --place-draft cpu"
+                ? "fit it also on a trace recorded with --place-draft npu, or simulate with --place-draft cpu"
                 : "fit it also on a trace recorded with --place npu, or simulate with --place cpu");
     const lvr_npu_times t = lvr_npu_resource_run(&d->npu, submit_ns, op, rows, context);
     const lvr_status st = lvr_event_queue_push(&d->queue, t.seen_ns, LVR_SIM_PRIORITY_NPU, kind, 0, err);

@@ -164,6 +164,11 @@ static lvr_status do_draft(replay *p, const lvr_action *a, lvr_error *err)
     const uint32_t context = a->draft.rows[0].node < 0 ? a->draft.rows[0].position : info.position;
     look_up_children(p, a, info.position);
     const bool npu = a->draft.unit == LVR_UNIT_NPU;
+    if (!npu && p->c->cost->op[LVR_OP_DRAFT].curve.n == 0)
+        return lvr_fail(
+            err, LVR_ERR_CONFIG,
+            "the cost model has no CPU times for draft steps, but the schedule runs some there; fit "
+            "it also on a trace recorded with --place-draft cpu");
     lvr_status st = npu ? submit_draft(p, info.round, a, context, &t, err)
                         : run_op(p, LVR_OP_DRAFT, UINT32_MAX, a->draft.n_rows, context, &t, err);
     if (st)

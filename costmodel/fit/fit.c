@@ -23,11 +23,11 @@ typedef struct samples {
 
 /* Everything gathered from the traces before the first fit. */
 typedef struct collection {
-    samples op[LVR_OP_COUNT]; /* lvr_op_sample, on the CPU */
-    samples npu;              /* lvr_npu_sample: layers on an accelerator */
-    samples flash;            /* lvr_flash_sample */
-    samples acceptance;       /* lvr_acceptance_sample */
-    samples hazards;          /* lvr_acceptance_sample: those none of whose better siblings was taken */
+    samples op[LVR_OP_COUNT];  /* lvr_op_sample, on the CPU */
+    samples npu[LVR_OP_COUNT]; /* lvr_npu_sample: on an accelerator */
+    samples flash;             /* lvr_flash_sample */
+    samples acceptance;        /* lvr_acceptance_sample */
+    samples hazards;           /* lvr_acceptance_sample: those none of whose better siblings was taken */
     lvr_rank_counts ranks;
     samples wake; /* lvr_op_sample, rows 1 */
     uint64_t host_ns[LVR_OP_COUNT];
@@ -42,9 +42,10 @@ typedef struct collection {
 static void collection_init(collection *c)
 {
     memset(c, 0, sizeof(*c));
-    for (int op = 0; op < LVR_OP_COUNT; op++)
+    for (int op = 0; op < LVR_OP_COUNT; op++) {
         c->op[op].item_bytes = sizeof(lvr_op_sample);
-    c->npu.item_bytes = sizeof(lvr_npu_sample);
+        c->npu[op].item_bytes = sizeof(lvr_npu_sample);
+    }
     c->flash.item_bytes = sizeof(lvr_flash_sample);
     c->acceptance.item_bytes = sizeof(lvr_acceptance_sample);
     c->hazards.item_bytes = sizeof(lvr_acceptance_sample);
@@ -53,9 +54,10 @@ static void collection_init(collection *c)
 
 static void collection_free(collection *c)
 {
-    for (int op = 0; op < LVR_OP_COUNT; op++)
+    for (int op = 0; op < LVR_OP_COUNT; op++) {
         free(c->op[op].items);
-    free(c->npu.items);
+        free(c->npu[op].items);
+    }
     free(c->flash.items);
     free(c->acceptance.items);
     free(c->hazards.items);
@@ -238,7 +240,7 @@ static lvr_status add_ticket(const lvr_span *s, bool next_waits, collection *c, 
                                    .launch_ns = (double)s->launch_ns,
                                    .run_ns = (double)s->run_ns,
                                    .sync_ns = free_host ? (double)s->host_ns : -1.0};
-    return add_sample(&c->npu, &sample, err);
+    return add_sample(&c->npu[s->op], &sample, err);
 }
 
 static lvr_status add_spans(lvr_trace *t, collection *c, lvr_error *err)
@@ -251,15 +253,9 @@ static lvr_status add_spans(lvr_trace *t, collection *c, lvr_error *err)
         const lvr_op_sample sample = {
             .rows = s->rows, .context = s->context, .ns = (double)(s->kernel_ns + s->host_ns)};
         const lvr_op_sample wake = {.rows = 1, .ns = (double)s->wake_ns};
-        if (s->unit == LVR_UNIT_NPU && s->op != LVR_OP_LAYER)
-            st = lvr_fail(
-                err, LVR_ERR_UNSUPPORTED,
-                "the trace has operator %s on an accelerator; only layers can be fitted there: leave "
-                "out simulated traces with drafts placed on one",
-                lvr_op_name(s->op));
-        else if (s->unit == LVR_UNIT_NPU)
+        if (s->unit == LVR_UNIT_NPU) {
             st = add_ticket(s, i + 1 == n || s[1].wait_ns > 0, c, err);
-        else {
+        } else {
             c->host_ns[s->op] += s->host_ns;
             st = add_sample(&c->op[s->op], &sample, err);
         }
@@ -517,15 +513,15 @@ static const char *how_to_record(lvr_op op)
                               : "record again with this version's lever record";
 }
 
-static lvr_status fit_npu(const collection *c, lvr_cost_model *m, lvr_error *err)
+static lvr_status fit_npu_op(const collection *c, lvr_op op, lvr_cost_model *m, lvr_error *err)
 {
     lvr_fit_term terms[LVR_FIT_NPU_TERMS];
-    if (c->npu.n == 0)
+    if (c->npu[op].n == 0)
         return LVR_OK;
-    const lvr_status st = lvr_fit_npu(lvr_op_name(LVR_OP_LAYER), c->npu.items, c->npu.n,
-                                      &m->table.npu[LVR_OP_LAYER], terms, err);
+    const lvr_status st =
+        lvr_fit_npu(lvr_op_name(op), c->npu[op].items, c->npu[op].n, &m->table.npu[op], terms, err);
     if (st) {
-        lvr_error_prefix(err, "layers on the accelerator");
+        lvr_error_prefix(err, "%s on the accelerator", lvr_op_name(op));
         return st;
     }
     for (int i = 0; i < LVR_FIT_NPU_TERMS; i++)
@@ -533,15 +529,22 @@ static lvr_status fit_npu(const collection *c, lvr_cost_model *m, lvr_error *err
     return LVR_OK;
 }
 
+static lvr_status fit_npu(const collection *c, lvr_cost_model *m, lvr_error *err)
+{
+    const lvr_status st = fit_npu_op(c, LVR_OP_LAYER, m, err);
+    return st ? st : fit_npu_op(c, LVR_OP_DRAFT, m, err);
+}
+
 static lvr_status fit_ops(const collection *c, lvr_cost_model *m, lvr_error *err)
 {
     for (int op = 0; op < LVR_OP_COUNT; op++) {
         const samples *s = &c->op[op];
         const char *name = lvr_op_name((lvr_op)op);
-        if (s->n == 0 && op == LVR_OP_LAYER && c->npu.n > 0) {
+        if (s->n == 0 && c->npu[op].n > 0) {
             lvr_log(LVR_LOG_WARN,
-                    "all layers ran on the accelerator, so they have no price on the CPU; add a "
-                    "trace recorded with --place cpu to let the placement choose");
+                    "operator %s ran on the accelerator only, so it has no price on the CPU; add a trace "
+                    "recorded with %s cpu to let the placement choose",
+                    name, op == LVR_OP_DRAFT ? "--place-draft" : "--place");
             continue;
         }
         if (s->n == 0)

@@ -20,7 +20,7 @@ typedef struct lvr_fit_term {
     double x_min, x_max; /* range of the main variable seen (rows, bytes, probability) */
 } lvr_fit_term;
 
-#define LVR_FIT_MAX_TERMS 16
+#define LVR_FIT_MAX_TERMS 20
 #define LVR_FIT_MAX_PROMPTS 4096
 #define LVR_FIT_MAX_SOURCES 16
 

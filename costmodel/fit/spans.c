@@ -231,20 +231,22 @@ static void first_wait(const recording *r, const host_time *h, lvr_span *s)
     s->wake_ns = h->begin_ns - ready;
 }
 
-/* Accelerators run layers only. */
+/* Accelerators run layers and draft steps only. */
 static lvr_status check_kernel(lvr_trace *t, const recording *r, uint64_t i, lvr_error *err)
 {
     const lvr_rec_kernel *k = &r->kernels[i];
-    const bool unit_ok = k->unit == LVR_UNIT_CPU || (k->unit == LVR_UNIT_NPU && k->op == LVR_OP_LAYER &&
-                                                     k->bucket > 0 && k->t_start_ns >= k->t_submit_ns);
+    const bool placeable = k->op == LVR_OP_LAYER || k->op == LVR_OP_DRAFT;
+    const bool unit_ok = k->unit == LVR_UNIT_CPU || (k->unit == LVR_UNIT_NPU && placeable && k->bucket > 0 &&
+                                                     k->t_start_ns >= k->t_submit_ns);
     if (k->op < LVR_OP_COUNT && unit_ok && k->rows > 0 && k->t_end_ns >= k->t_start_ns)
         return LVR_OK;
-    return lvr_fail(
-        err, LVR_ERR_FORMAT,
-        "%s: /kernels row %" PRIu64 " has op %u, unit %u, %u rows, start %" PRIu64 " ns, end %" PRIu64
-        " ns; expected an operator known to this version on the CPU, or a layer "
-        "on an accelerator, that ends after its start (lever trace validate checks the whole trace)",
-        lvr_trace_path(t), i, k->op, k->unit, k->rows, k->t_start_ns, k->t_end_ns);
+    return lvr_fail(err, LVR_ERR_FORMAT,
+                    "%s: /kernels row %" PRIu64 " has op %u, unit %u, %u rows, start %" PRIu64
+                    " ns, end %" PRIu64
+                    " ns; expected an operator known to this version on the CPU, or a layer "
+                    "or draft step on an accelerator, that ends after its start (lever trace validate checks "
+                    "the whole trace)",
+                    lvr_trace_path(t), i, k->op, k->unit, k->rows, k->t_start_ns, k->t_end_ns);
 }
 
 static lvr_span span_of(const host_time *h, const lvr_rec_round *round)

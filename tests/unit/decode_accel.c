@@ -52,6 +52,12 @@ Test(decode_accel, the_same_tokens, .timeout = 120)
         cr_assert_eq(got.stats.bytes_read, want.stats.bytes_read, "INV-BYTES");
         cr_assert_eq(got.stats.rounds, want.stats.rounds);
         const uint64_t all = got.stats.npu_tickets;
+        c.place_draft = LVR_PLACE_NPU;
+        decode_once(&c, i, N_PREDICT, &got);
+        decode_same(&want, &got, "drafts on the accelerator too");
+        cr_assert_eq(got.stats.npu_tickets > all, got.stats.draft_steps > 0);
+        cr_assert_eq(got.stats.bytes_read, want.stats.bytes_read, "INV-BYTES");
+        c.place_draft = LVR_PLACE_CPU;
         c.place = LVR_PLACE_AUTO;
         price_accelerator(&policy);
         decode_once(&c, i, N_PREDICT, &got);
@@ -114,8 +120,7 @@ Test(decode_accel, refusals)
     cr_assert(strstr(err.msg, "--accel"), "%s", err.msg);
     c.place = LVR_PLACE_CPU;
     c.place_draft = LVR_PLACE_NPU;
-    c.accel = "null";
-    cr_assert_eq(lvr_session_new(&c, &s, &err), LVR_ERR_UNSUPPORTED);
+    cr_assert_eq(lvr_session_new(&c, &s, &err), LVR_ERR_CONFIG);
     cr_assert(strstr(err.msg, "--place-draft"), "%s", err.msg);
     c.place_draft = LVR_PLACE_AUTO;
     c.place = LVR_PLACE_NPU;
@@ -405,6 +410,38 @@ Test(decode_accel, adapting_twins, .timeout = 240)
     const char *alone[] = {timing};
     cr_assert_eq(lvr_cost_model_fit(alone, 1, m, &err), LVR_OK, "%s", err.msg);
     expect_twin(timing, &oracle, m, "adapting");
+    lvr_sim_oracle_free(&oracle);
+    free(m);
+    decode_pair_remove(&pair);
+}
+
+/* Draft steps on the accelerator: recorded, fitted and made again by the twin. */
+Test(decode_accel, draft_tickets_to_the_simulated_twin, .timeout = 240)
+{
+    struct decode_pair pair;
+    lvr_run_stats sum;
+    lvr_policy policy;
+    lvr_session_config c;
+    lvr_sim_oracle oracle;
+    lvr_error err = LVR_ERROR_INIT;
+    char timing[128], oracle_path[128];
+    lvr_cost_model *m = calloc(1, sizeof *m);
+    make_larger_pair(&pair);
+    snprintf(timing, sizeof timing, "%s/timing.h5", pair.target.dir);
+    snprintf(oracle_path, sizeof oracle_path, "%s/oracle.h5", pair.target.dir);
+    decode_policy(&policy, "chain");
+    decode_config(&c, &pair, &policy);
+    c.cpu_level = lvr_cpu_best();
+    record_oracle(&c, oracle_path, 0);
+    c.accel = "matrix";
+    c.place = c.place_draft = LVR_PLACE_NPU;
+    record(&c, timing, 0, &sum);
+    cr_assert_eq(lvr_sim_oracle_load(oracle_path, &oracle, &err), LVR_OK, "%s", err.msg);
+    const char *alone[] = {timing};
+    cr_assert_eq(lvr_cost_model_fit(alone, 1, m, &err), LVR_OK, "%s", err.msg);
+    cr_assert_gt(m->table.npu[LVR_OP_DRAFT].n, 0);
+    cr_assert_gt(m->table.op[LVR_OP_DRAFT].curve.n, 0, "prompts are drafted beside layers, on the CPU");
+    cr_assert_lt(expect_twin(timing, &oracle, m, "drafts on the accelerator"), 0.25);
     lvr_sim_oracle_free(&oracle);
     free(m);
     decode_pair_remove(&pair);
