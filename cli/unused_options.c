@@ -23,7 +23,7 @@ static void warn_oracle(const lvr_command_line *line)
 void lvr_warn_unused_options(const lvr_session_setup *setup)
 {
     static const char *const sampling[] = {"top-k", "top-p"}, *const draft[] = {"draft"},
-                             *const cost[] = {"cost"}, *const place[] = {"place"};
+                             *const cost[] = {"cost"}, *const place[] = {"place", "place-draft"};
     const lvr_session_config *c = &setup->config;
     const lvr_policy_ops *policy = c->policy->ops;
     const lvr_command_line *line = &setup->line;

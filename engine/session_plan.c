@@ -225,6 +225,11 @@ static void choose_place(lvr_session *s, const lvr_session_config *c)
     s->geometry.place = c->accel ? place : LVR_PLACE_CPU;
     const lvr_place draft = c->geometry ? c->geometry->place_draft : c->place_draft;
     s->geometry.place_draft = c->accel ? draft : LVR_PLACE_CPU;
+    if (c->accel && draft == LVR_PLACE_AUTO &&
+        (!s->policy.has_cost || s->policy.cost.npu[LVR_OP_DRAFT].n == 0))
+        lvr_log(LVR_LOG_WARN,
+                "draft steps on an accelerator have no price here, so all run on the CPU; record with "
+                "--place-draft npu and fit that trace too, or force it with --place-draft npu");
     s->geometry.head = s->config.head;
     if (c->accel && c->geometry && place == LVR_PLACE_CPU)
         lvr_log(LVR_LOG_WARN,
