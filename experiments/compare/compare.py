@@ -109,8 +109,8 @@ class Comparison:
 
     def prepare(self):
         stage("prepare", "packs, prompts, and how fast this disk and this processor are")
-        self.target = self.p.make("target.lvrpack", ["model", "pack", self.a.target, "-o", self.p.path("target.lvrpack")], [self.a.target])
-        self.draft = self.p.make("draft.lvrpack", ["model", "pack", self.a.draft, "-o", self.p.path("draft.lvrpack")], [self.a.draft])
+        self.target = self.pack("target.lvrpack", self.a.target)
+        self.draft = self.pack("draft.lvrpack", self.a.draft)
         self.layers = self.p.make_json("target.json", ["model", "info", self.target], [self.target])["pack"]["layer_bytes"]
         self.prompts_path = self.write_kept("prompts.yaml", prompts_text(self.prompts))
         self.common = ["-q", "-m", self.target, "-n", self.a.tokens, "--ignore-eos"]
@@ -127,6 +127,9 @@ class Comparison:
         self.compute_s = choose_flash.seconds_per_token(run)
         say(f"{self.p.version}; {len(self.held_out)} held-out prompts of {self.a.tokens} tokens; a token takes "
             f"{1e3 * self.compute_s:.2f} ms of compute, the disk reads {self.disk / 1e9:.2f} GB/s")
+
+    def pack(self, name, model):
+        return self.p.make(name, ["model", "pack", model, "-o", self.p.path(name)], [model])
 
     def on(self, split):
         return ["--prompts", self.prompts_path, "--split", split]
@@ -149,14 +152,15 @@ class Comparison:
         inputs = [self.target, self.draft, self.prompts_path]
         for policy in ("random", "chain", "ar"):
             draft = [] if policy == "ar" else ["-md", self.draft]
-            traces.append(self.p.make(f"{policy}.h5", ["record", *self.common, *draft, *self.on("tune"), *self.engine, *self.streaming,
-                                                       *flash.options(),
-                                                       "--policy", policy, "-o", self.p.path(f"{policy}.h5")], inputs))
+            args = ["record", *self.common, *draft, *self.on("tune"), *self.engine, *self.streaming, *flash.options(), "--policy", policy]
+            traces.append(self.p.make(f"{policy}.h5", [*args, "-o", self.p.path(f"{policy}.h5")], inputs))
         for split in ("tune", "held-out"):
             path = self.p.path(f"oracle-{split}.h5")
-            self.p.make(f"oracle-{split}.h5", ["record", "--oracle", *self.common, "-md", self.draft, *self.on(split), "-o", path], inputs)
+            args = ["record", "--oracle", *self.common, "-md", self.draft, *self.on(split), "-o", path]
+            self.p.make(f"oracle-{split}.h5", args, inputs)
         self.oracle = {s: self.p.path(f"oracle-{s}.h5") for s in ("tune", "held-out")}
-        self.cost = self.p.make("cost.yaml", ["fit", *traces, self.oracle["tune"], "-o", self.p.path("cost.yaml")], [*traces, self.oracle["tune"]])
+        traces.append(self.oracle["tune"])
+        self.cost = self.p.make("cost.yaml", ["fit", *traces, "-o", self.p.path("cost.yaml")], traces)
         say(f"timings recorded with {flash.streamed} of {flash.n_layers} layers streamed from {flash.rate / 1e9:.3f} GB/s")
 
     # ---- the flash of a share ----
@@ -164,8 +168,8 @@ class Comparison:
     def table_share(self, flash):
         """T_io / (T_io + V(1) + head) of a serial autoregressive pass, by the fitted table."""
         name = f"shares/{flash.share}-{flash.preset}-{flash.streamed}-{flash.scale:.6f}.json"
-        return self.p.make_json(name, ["sim", "--oracle", self.oracle["tune"], "--cost", self.cost, "--policy", "ar", "--io", "serial",
-                                       *flash.options()], [self.oracle["tune"], self.cost])["io_share"]
+        args = ["sim", "--oracle", self.oracle["tune"], "--cost", self.cost, "--policy", "ar", "--io", "serial", *flash.options()]
+        return self.p.make_json(name, args, [self.oracle["tune"], self.cost])["io_share"]
 
     def choose(self, share):
         wanted, fallback = share / (1 - share), None
@@ -197,30 +201,30 @@ class Comparison:
     def tune_file(self, cell, entry, sets, trials, name):
         """Returns (result of tune, its policy file)."""
         yaml = f"policies/{name}.yaml"
-        args = ["tune", "--policy", entry.policy, "--io", cell.mode, *self.shares[cell.share].options(), "--oracle", self.oracle["tune"],
-                "--held-out", self.oracle["held-out"], "--cost", self.cost, "--trials", trials, *entry.options, "-o", self.p.path(yaml)]
+        args = ["tune", "--policy", entry.policy, "--io", cell.mode, *self.shares[cell.share].options(), "--cost", self.cost, "--oracle",
+                self.oracle["tune"], "--held-out", self.oracle["held-out"], "--trials", trials, *entry.options, "-o", self.p.path(yaml)]
         for s in sets:
             args += ["--set", s]
         made = self.p.make_json(f"policies/{name}.json", args, [*self.oracle.values(), self.cost], also=[yaml])
         return made, self.p.path(yaml)
 
     def tune(self, cell, entry):
-        name = f"{cell.share}-{cell.mode}-{entry.name}"
+        name = file_name(cell, entry.name)
         if entry.name != "chain-stop":
             return self.tune_file(cell, entry, entry.sets, self.a.trials, name)
-        first, path = self.tune_file(cell, entry, ("p_min=" + STOP_AT[0],), max(1, self.a.trials // len(STOP_AT)), f"{name}-{STOP_AT[0]}")
-        if "p_min" in first["best"]["params"]:  # searched like any parameter: all trials in one search
-            return self.tune_file(cell, entry, (), self.a.trials, name)
-        grid = [(first, path)] + [self.tune_file(cell, entry, ("p_min=" + x,), max(1, self.a.trials // len(STOP_AT)), f"{name}-{x}")
-                                  for x in STOP_AT[1:]]
+        trials, grid = max(1, self.a.trials // len(STOP_AT)), []
+        for x in STOP_AT:
+            grid.append(self.tune_file(cell, entry, ("p_min=" + x,), trials, f"{name}-{x}"))
+            if "p_min" in grid[0][0]["best"]["params"]:  # searched like any parameter: all trials in one search
+                return self.tune_file(cell, entry, (), self.a.trials, name)
         return max(grid, key=lambda g: g[0]["best"]["tokens_per_s"])
 
     def simulate(self, cell, entry, file):
         policy = ["--policy", file, *self.shares[cell.share].device()] if file else \
             ["--policy", "ar", "--io", cell.mode, *self.shares[cell.share].options()]
-        ceiling = ["--ceiling"] if self.has_ceiling else []
-        return self.p.make_json(f"sim/{cell.share}-{cell.mode}-{entry.name}.json", ["sim", "--oracle", self.oracle["held-out"], "--cost",
-                                self.cost, *policy, *ceiling], [self.oracle["held-out"], self.cost, *([file] if file else [])])
+        args = ["sim", "--oracle", self.oracle["held-out"], "--cost", self.cost, *policy, *(["--ceiling"] if self.has_ceiling else [])]
+        return self.p.make_json(f"sim/{file_name(cell, entry.name)}.json", args,
+                                [self.oracle["held-out"], self.cost, *([file] if file else [])])
 
     def settle(self, cell, entry):
         """Tunes and simulates one entry of one cell."""
@@ -228,7 +232,7 @@ class Comparison:
         sim = self.simulate(cell, entry, file)
         self.tuned[cell, entry.name] = {
             "file": file and os.path.relpath(file, self.p.out), "params": policy_params(file) if file else {},
-            "tune_tokens_per_s": tuned and tuned["best"]["tokens_per_s"], "trials": len(tuned["trials"]) if tuned else 0,
+            "tune_tokens_per_s": tuned and tuned["best"]["tokens_per_s"],
             "predicted": {p.id: (r["n_tokens"], r["n_tokens"] / r["decode_tokens_per_s"]) for p, r in zip(self.held_out, sim["requests"])},
             "predicted_tokens_per_s": sim["decode_tokens_per_s"], "exact": sim["exact"], "ceiling": sim.get("ceiling")}
 
@@ -306,8 +310,10 @@ class Comparison:
         t = self.tuned[cell, name]
         args = ["run", *self.common, "--prompts", group_path]
         if t["file"]:
-            return [*args, "-md", self.draft, "--policy", self.p.path(t["file"])], [self.target, self.draft, group_path, self.p.path(t["file"])]
-        return [*args, *self.engine, *self.streaming, *self.shares[cell.share].options(), "--policy", "ar", "--io", cell.mode], [self.target, group_path]
+            file = self.p.path(t["file"])
+            return [*args, "-md", self.draft, "--policy", file], [self.target, self.draft, group_path, file]
+        args += [*self.engine, *self.streaming, *self.shares[cell.share].options(), "--policy", "ar", "--io", cell.mode]
+        return args, [self.target, group_path]
 
     def plan(self):
         """All runs in their order: (cell, name, repeat, group index, expected seconds). Within a share all policies and modes
@@ -333,14 +339,13 @@ class Comparison:
             path, group = groups[g]
             args, inputs = self.run_args(cell, name, path)
             made = self.p.made
-            r = self.p.make_json(f"runs/{cell.share}-{cell.mode}/{name.replace(': ', '-')}-{g}-{repeat}.json", args, inputs)
+            r = self.p.make_json(f"runs/{file_name(cell, name)}-{g}-{repeat}.json", args, inputs)
             progress.step(seconds, kept=self.p.made == made)
             for prompt, q in zip(group, r["requests"][1:], strict=True):
                 self.check_tokens(texts, prompt, q["tokens"], cell, name)
                 self.runs.append({"share": cell.share, "mode": cell.mode, "policy": name, "repeat": repeat, "prompt": prompt.id,
-                                  "domain": prompt.domain, "n_tokens": q["n_tokens"], "seconds": q["n_tokens"] / q["decode_tokens_per_s"],
-                                  "rounds": q["rounds"], "plan_s": q["plan_s"], "late_reads": q["late_reads"],
-                                  "bytes_read": q["bytes_read"]})
+                                  "domain": prompt.domain, "seconds": q["n_tokens"] / q["decode_tokens_per_s"],
+                                  **{k: q[k] for k in ("n_tokens", "rounds", "plan_s", "late_reads", "bytes_read")}})
             if name == "ar" and cell.mode == "serial":
                 self.shares[cell.share].__dict__.setdefault("measured", []).append(r["io_share"])
 
@@ -369,6 +374,10 @@ class Comparison:
             "ablations": [e.name for e in self.entries if e.ablation],
             "tuned": [{"share": c.share, "mode": c.mode, "policy": n, **t} for (c, n), t in self.tuned.items()],
             "runs": self.runs, "commands": self.p.commands}
+
+
+def file_name(cell, name):
+    return f"{cell.share}-{cell.mode}-{re.sub('[^a-z0-9=.-]+', '-', name)}"
 
 
 def policy_params(path):

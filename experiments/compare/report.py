@@ -130,7 +130,10 @@ def csv_text(table):
 
 
 def with_interval(r, key):
-    return "" if r[key] != r[key] else f"{r[key]:.2f} [{r[key + '_low']:.2f}, {r[key + '_high']:.2f}]"
+    value, low, high = r[key], r[key + "_low"], r[key + "_high"]
+    if value != value:
+        return ""
+    return f"{value:.2f} [{low:.2f}, {high:.2f}]" if low == low else f"{value:.2f}"
 
 
 def plain(value, form="{:.1f}"):
@@ -178,9 +181,17 @@ def standing(table, share, mode):
         next_ = max((r for r in rivals if r["policy"] != "lever"), key=lambda r: r["tokens_per_s"])
         return f"lever is first; it over {next_['policy']}, the next: {with_interval(next_, 'lever_over_it')}"
     text = with_interval(first, "lever_over_it")
+    if first["lever_over_it_high"] != first["lever_over_it_high"]:
+        return f"lever is behind {first['policy']}: {text} of its speed; one prompt per domain gives no interval"
     if first["lever_over_it_high"] >= 1:
         return f"lever is within the interval of the first, {first['policy']}: {text} of its speed"
     return f"lever is BEHIND {first['policy']}: {text} of its speed"
+
+
+def judged(low, high, mark):
+    if low != low:
+        return "no interval"
+    return "passed" if low > mark else "missed" if high < mark else "within the interval"
 
 
 def mark_lines(table, share, mode):
@@ -190,8 +201,7 @@ def mark_lines(table, share, mode):
         if not lever or lever[0][key] != lever[0][key]:
             continue
         low, high = lever[0][key + "_low"], lever[0][key + "_high"]
-        against = [f"{word} {mark:.2f}: " + ("passed" if low > mark else "missed" if high < mark else "within the interval")
-                   for word, mark in (("the paper's", paper), ("aim", aim))]
+        against = [f"{word} {mark:.2f}: {judged(low, high, mark)}" for word, mark in (("the paper's", paper), ("aim", aim))]
         lines.append(f"- lever over {what}: {with_interval(lever[0], key)} ({', '.join(against)})")
     return lines
 

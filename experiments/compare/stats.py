@@ -68,10 +68,13 @@ class Ratios:
 
     def ratio(self, pairs):
         """pairs: [(prepared, prepared)...], one a cell. {domain, "all", "geomean": (value, low, high)}: each the geometric
-        mean over the cells; "geomean" is over domains too, "all" counts all prompts together."""
+        mean over the cells; "geomean" is over domains too, "all" counts all prompts together. The bounds are NaN where every
+        resample is the same, since no domain has more than one prompt."""
         made = {}
         for key in [*self.domains, "all", "geomean"]:
             keys = list(self.domains) if key == "geomean" else [key]
             samples = [geomean(a[i][k] / b[i][k] for a, b in pairs for k in keys) for i in range(len(self.weights))]
-            made[key] = (samples[0], *interval(samples[1:]))
+            drawn = self.domains.values() if key in ("all", "geomean") else [self.domains[key]]
+            bounds = interval(samples[1:]) if max(map(len, drawn)) > 1 else (math.nan, math.nan)
+            made[key] = (samples[0], *bounds)
         return made

@@ -34,6 +34,7 @@ def test_what_hits_both_sides_cancels(_):
     slow = {p: (10, 1.0 + 7 * p) for p in range(8)}
     fast = {p: (10, (1.0 + 7 * p) / 3) for p in range(8)}
     made = ratios({"a": [0, 1, 2, 3], "b": [4, 5, 6, 7]}, [(fast, slow)])
+    check(all(x != x for x in ratios({"a": [1]}, [(fast, slow)])["a"][1:]), "no interval from one prompt")
     for key in ("a", "b", "all", "geomean"):
         check(all(near(x, 3.0) for x in made[key]), f"{key}: 3, 3, 3", made[key])
 
@@ -122,11 +123,11 @@ def test_a_small_run(case):
         check(f.read() == before, "the same table")
 
     # a policy that changes the text ends the comparison
-    path = case.path("out/runs/0.86-serial/lever-0-0.json")
+    path = case.path("out/runs/0.86-serial-lever-0-0.json")
     with open(path) as f:
         run = json.load(f)
     run["requests"][1]["tokens"][3] += 1
-    case.write("out/runs/0.86-serial/lever-0-0.json", json.dumps(run))
+    case.write("out/runs/0.86-serial-lever-0-0.json", json.dumps(run))
     status, out, err = compare(case)
     check(status == 1 and "NOT LOSSLESS" in err and "from token 3 on" in err and "lever" in err, "said", out + err)
 
