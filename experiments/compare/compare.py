@@ -454,6 +454,8 @@ def arguments(argv):
     ap.add_argument("--group", type=whole, default=2, metavar="N", help="prompts per domain in a turn (2)")
     ap.add_argument("--resident", type=resident, default=None, metavar="FRACTION",
                     help="of the target's layers; auto: 0, or as little as the disk can carry honestly (auto)")
+    ap.add_argument("--disk-part", type=float, default=choose_flash.HEADROOM, metavar="X",
+                    help=f"most that an emulated device may have of the disk's warm rate, up to 0.7 ({choose_flash.HEADROOM})")
     ap.add_argument("--threads", type=whole, default=1, metavar="N", help="threads that compute (1)")
     ap.add_argument("--cpu-level", help="SIMD level (the best there is)")
     ap.add_argument("--no-ablation", action="store_true", help="no rows of lever's parts")
@@ -465,6 +467,8 @@ def arguments(argv):
     for key, value in (QUICK if a.quick else FULL).items():
         if getattr(a, key) is None:
             setattr(a, key, value)
+    if not 0 < a.disk_part <= 0.7:
+        ap.error(f"--disk-part: expected a number above 0, up to 0.7, found {a.disk_part}")
     if "ar" not in a.policies:
         a.policies.insert(0, "ar")
     if not os.access(a.lever, os.X_OK):
@@ -483,6 +487,7 @@ def check_folder(out):
 def run(a):
     start = time.monotonic()
     check_folder(a.out)
+    choose_flash.HEADROOM = a.disk_part
     c = Comparison(a)
     c.prepare()
     c.record()

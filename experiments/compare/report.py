@@ -16,6 +16,7 @@ from stats import Ratios, geomean, speed
 MARKS = {"over_serial_ar": ("serial flash ar", 2.93, 4.0), "over_best_chain": ("the best chain", 1.50, 2.0)}
 CHAINS = ("chain", "chain-stop")
 RATIOS = ("over_serial_ar", "over_ar", "over_best_chain", "lever_over_it")
+SLICE_BYTES = 256 * 1024  # of a read, at most
 NAN = float("nan")
 
 
@@ -39,7 +40,8 @@ class Comparison:
         prompts = self.figures.setdefault(cell, {}).setdefault(run["policy"], {})
         n, s = prompts.get(run["prompt"], (0, 0.0))
         prompts[run["prompt"]] = (n + run["n_tokens"], s + run["seconds"])
-        extra = self.extra.setdefault((*cell, run["policy"]), {"rounds": 0, "n_tokens": 0, "plan_s": 0.0, "seconds": 0.0, "late_reads": 0})
+        extra = self.extra.setdefault((*cell, run["policy"]), {"rounds": 0, "n_tokens": 0, "plan_s": 0.0, "seconds": 0.0, "late_reads": 0,
+                                                                   "bytes_read": 0})
         for k in extra:
             extra[k] += run[k]
 
@@ -228,8 +230,9 @@ def markdown(c, table):
            "bootstrap intervals over prompts. Best chain: the faster here of the fixed and the confidence-stopped one. "
            "All policies emitted the same tokens.", ""]
     if late:
-        out += [f"**The disk was disturbed**: {late} reads of the real disk were slower than the emulated one would have been; "
-                "measured speeds are lower for it.", ""]
+        part = 100 * late / max(1, sum(e["bytes_read"] for e in c.extra.values()) / SLICE_BYTES)
+        out += [f"**Late reads**: {late} reads ({part:.1f} %) of the real disk came later than the emulated one's would have; above a few "
+                "per cent the disk was disturbed or too slow, and measured speeds are lower for it (--disk-part).", ""]
     if m["load"][0] > m["cpus"]:
         out += [f"**The machine was busy** (load {m['load'][0]:.1f} on {m['cpus']} CPUs): take no figure from this run.", ""]
     out += [f"Note: {n}." for n in c.r["notes"]] + [""] + share_lines(c)
