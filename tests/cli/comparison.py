@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-from harness import SECONDS, check, main
+from harness import SECONDS, Skip, check, main
 
 FOLDER = os.path.join(os.environ["LVR_SOURCE_ROOT"], "experiments", "compare")
 sys.path.insert(0, FOLDER)
@@ -101,6 +101,8 @@ def compare(case, *more):
 
 def test_a_small_run(case):
     status, out, err = compare(case)
+    if "gives an I/O share" in err or "emulated honestly" in err:
+        raise Skip("the disk is too slow at this moment")
     check(status == 0, "runs", out + err)
     with open(case.path("out/results.json")) as f:
         results = json.load(f)
