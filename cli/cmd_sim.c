@@ -4,6 +4,7 @@
 #include "cli/session_options.h"
 #include "common/clock.h"
 #include "common/log.h"
+#include "sim/ceiling.h"
 #include "sim/config_path.h"
 #include "sim/inputs.h"
 #include "sim/roofline.h"
@@ -21,7 +22,7 @@ typedef struct sim_options {
     uint32_t ring, context, requests, prompt_tokens, tokens;
     uint64_t slice, seed;
     double resident, emulate_scale;
-    bool what_if, solve_lambda, overwrite, json;
+    bool what_if, solve_lambda, ceiling, overwrite, json;
 } sim_options;
 
 #define FIELD(f) offsetof(sim_options, f)
@@ -177,6 +178,12 @@ static const lvr_param table[] = {
      .offset = FIELD(solve_lambda),
      .max = 1,
      .help = "set the policy's price of time to the speed that it buys (several replays), as tune does"},
+    {.name = "ceiling",
+     .type = LVR_PARAM_BOOL,
+     .offset = FIELD(ceiling),
+     .max = 1,
+     .help = "also the speed that no policy can pass on these texts, and where this one lost against it "
+             "(oracle traces only)"},
     {.name = "what-if",
      .type = LVR_PARAM_BOOL,
      .offset = FIELD(what_if),
@@ -245,6 +252,11 @@ static lvr_status check_options(const sim_options *o, lvr_error *err)
         return lvr_fail(
             err, LVR_ERR_USAGE,
             "sim: --oracle and --acceptance both say which tokens are accepted; give one of them");
+    if (o->ceiling && o->acceptance)
+        return lvr_fail(
+            err, LVR_ERR_USAGE,
+            "sim: --ceiling is what hindsight could make of recorded texts, and --acceptance makes "
+            "them up; give --oracle TRACE (lever record --oracle)");
     if (!o->cost && !o->device)
         return lvr_fail(err, LVR_ERR_USAGE,
                         "sim: nothing says how long things take; give --cost FILE, or --device PRESET with "
@@ -418,7 +430,7 @@ static lvr_status open_trace(const study *s, lvr_buf *config, lvr_trace_writer *
     return st;
 }
 
-static lvr_status simulate(study *s, lvr_sim_result *ret, lvr_error *err)
+static lvr_status simulate(study *s, lvr_sim_result *ret, lvr_ceiling *ret_ceiling, lvr_error *err)
 {
     lvr_buf config = LVR_BUF_INIT;
     lvr_trace_writer *writer = NULL;
@@ -427,6 +439,7 @@ static lvr_status simulate(study *s, lvr_sim_result *ret, lvr_error *err)
                         .geometry = &s->file.geometry,
                         .conditions = s->file.conditions,
                         .outcome = s->oracle.outcome,
+                        .keep_rounds = s->o->ceiling,
                         .trace = writer,
                         .cancel = &lvr_cli_cancel};
     lvr_sim_use_model(&c, s->model);
@@ -440,6 +453,8 @@ static lvr_status simulate(study *s, lvr_sim_result *ret, lvr_error *err)
             st = closed;
         }
     }
+    if (!st && s->o->ceiling)
+        st = lvr_ceiling_of_run(&c, ret, ret_ceiling, err);
     lvr_buf_free(&config);
     return st;
 }
@@ -462,19 +477,23 @@ static void warn_price(const study *s, const lvr_sim_result *r)
 static lvr_status run(study *s, lvr_error *err)
 {
     lvr_sim_result r = {0};
+    lvr_ceiling ceiling = {0};
     lvr_buf out = LVR_BUF_INIT;
     lvr_status st = load(s, err);
     if (st)
         return st;
     const uint64_t t0 = lvr_now_ns();
-    st = simulate(s, &r, err);
-    if (st)
+    st = simulate(s, &r, &ceiling, err);
+    if (st) {
+        lvr_sim_result_free(&r);
         return st;
+    }
     const lvr_sim_report report = {.policy = &s->file.policy,
                                    .geometry = &s->file.geometry,
                                    .cost = &s->model->table,
                                    .outcome = s->oracle.outcome,
                                    .result = &r,
+                                   .ceiling = s->o->ceiling ? &ceiling : NULL,
                                    .timing_source = s->timing_source,
                                    .synthetic = s->synthetic,
                                    .what_if = s->what_if,

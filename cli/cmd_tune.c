@@ -10,7 +10,7 @@
 
 typedef struct tune_options {
     const char *oracle, *held_out, *cost, *policy, *emulate_flash, *out;
-    lvr_strlist set;
+    lvr_strlist set, fix;
     uint32_t trials;
     uint64_t seed, ring_budget;
     int io, place, place_draft, head, resident_layers;
@@ -92,6 +92,12 @@ static const lvr_param table[] = {
      .offset = FIELD(set),
      .def = NAN,
      .help = "start value of a policy parameter, key=value; may repeat",
+     .multi = true},
+    {.name = "fix",
+     .type = LVR_PARAM_STR,
+     .offset = FIELD(fix),
+     .def = NAN,
+     .help = "parameter that keeps its start value instead of being searched; may repeat",
      .multi = true},
     {.name = "trials",
      .type = LVR_PARAM_U32,
@@ -236,6 +242,8 @@ static lvr_status search(study *s, lvr_tune_result *ret, lvr_error *err)
                                .model = s->model,
                                .tune = s->tune.outcome,
                                .held_out = s->held_out.outcome,
+                               .fixed = s->o->fix.items,
+                               .n_fixed = s->o->fix.n,
                                .trials = s->o->trials,
                                .seed = s->o->seed,
                                .ring_budget_bytes = s->o->ring_budget,
@@ -312,5 +320,6 @@ lvr_status lvr_cmd_tune(int argc, char *const *argv, lvr_error *err)
     free(model);
     free(s);
     lvr_strlist_free(&o.set);
+    lvr_strlist_free(&o.fix);
     return st;
 }

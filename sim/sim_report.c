@@ -94,6 +94,35 @@ static void json_requests(const lvr_sim_report *r, lvr_json *j)
     lvr_json_end_array(j);
 }
 
+static void json_ceiling(const lvr_ceiling *c, lvr_json *j)
+{
+    lvr_json_object(j, "ceiling");
+    lvr_json_double(j, "tokens_per_s", c->tokens_per_s);
+    lvr_json_double(j, "perfect_draft_tokens_per_s", c->perfect_draft_tokens_per_s);
+    lvr_json_double(j, "fraction", c->fraction);
+    lvr_json_object(j, "losses");
+    lvr_json_double(j, "draft", c->loss.draft);
+    lvr_json_double(j, "tree", c->loss.tree);
+    lvr_json_double(j, "pruning", c->loss.pruning);
+    lvr_json_double(j, "schedule", c->loss.schedule);
+    lvr_json_end_object(j);
+    lvr_json_end_object(j);
+}
+
+static void text_ceiling(const lvr_ceiling *c, lvr_buf *out)
+{
+    lvr_buf_printf(
+        out,
+        "  ceiling        %.3f tokens/s in hindsight, of which %.1f %% are reached; with a perfect "
+        "draft %.3f\n",
+        c->tokens_per_s, 100.0 * c->fraction, c->perfect_draft_tokens_per_s);
+    lvr_buf_printf(
+        out,
+        "  lost           of the decode time %.1f %% by the draft, %.1f %% by the choice of trees, "
+        "%.1f %% by pruning, %.1f %% by the schedule\n",
+        100.0 * c->loss.draft, 100.0 * c->loss.tree, 100.0 * c->loss.pruning, 100.0 * c->loss.schedule);
+}
+
 void lvr_sim_report_json(const lvr_sim_report *r, lvr_buf *out)
 {
     const lvr_sim_result *s = r->result;
@@ -119,6 +148,8 @@ void lvr_sim_report_json(const lvr_sim_report *r, lvr_buf *out)
     lvr_json_double(&j, "npu", per((double)s->npu_busy_ns, total));
     lvr_json_double(&j, "waiting_for_npu", per((double)s->npu_wait_ns, total));
     lvr_json_end_object(&j);
+    if (r->ceiling)
+        json_ceiling(r->ceiling, &j);
     lvr_json_str(&j, "acceptance_source", lvr_outcome_source(r->outcome));
     lvr_json_str(&j, "timing_source", r->timing_source);
     lvr_json_bool(&j, "synthetic", r->synthetic);
@@ -163,6 +194,8 @@ void lvr_sim_report_text(const lvr_sim_report *r, lvr_buf *out)
                        100.0 * (double)s->npu_wait_ns / total);
     lvr_buf_printf(out, "  flash          %.3f MB read; I/O share of a serial autoregressive pass %.1f %%\n",
                    (double)s->bytes_read * 1e-6, 100.0 * io_share(r));
+    if (r->ceiling)
+        text_ceiling(r->ceiling, out);
     lvr_buf_printf(out, "  acceptance     %s\n  timings        %s\n", lvr_outcome_source(r->outcome),
                    r->timing_source);
     if (s->outside_nodes > 0)

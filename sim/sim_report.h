@@ -3,7 +3,7 @@
 #define LVR_SIM_SIM_REPORT_H
 
 #include "common/buf.h"
-#include "sim/sim.h"
+#include "sim/ceiling.h"
 
 typedef struct lvr_sim_report {
     const lvr_policy *policy;
@@ -11,6 +11,7 @@ typedef struct lvr_sim_report {
     const lvr_cost_table *cost;
     const lvr_outcome *outcome;
     const lvr_sim_result *result;
+    const lvr_ceiling *ceiling; /* NULL: not asked for */
     const char *timing_source;
     bool synthetic, what_if;
     uint32_t n_fit_prompts; /* requests whose prompts the cost model was fitted on */

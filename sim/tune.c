@@ -81,15 +81,53 @@ static lvr_status add_schedule(search *s, lvr_error *err)
     return LVR_OK;
 }
 
+static bool is_searched(const search *s, const lvr_param *p)
+{
+    return p->tunable && p->type != LVR_PARAM_STR && p != s->lambda;
+}
+
+static bool is_fixed(const search *s, const lvr_param *p)
+{
+    for (size_t i = 0; i < s->c->n_fixed; i++)
+        if (strcmp(s->c->fixed[i], p->name) == 0)
+            return true;
+    return false;
+}
+
+/* A name that fixes nothing is a mistake. */
+static lvr_status check_fixed(const search *s, lvr_error *err)
+{
+    const lvr_policy_ops *ops = s->c->start->policy.ops;
+    for (size_t i = 0; i < s->c->n_fixed; i++) {
+        bool known = false;
+        char names[256] = "";
+        for (size_t k = 0; k < ops->n_params; k++) {
+            if (!is_searched(s, &ops->params[k]))
+                continue;
+            known = known || strcmp(ops->params[k].name, s->c->fixed[i]) == 0;
+            const size_t n = strlen(names);
+            snprintf(names + n, sizeof names - n, "%s%s", n ? ", " : "", ops->params[k].name);
+        }
+        if (!known)
+            return lvr_fail(err, LVR_ERR_CONFIG,
+                            "tune: \"%s\" is no parameter that is searched for policy %s; those are: %s",
+                            s->c->fixed[i], ops->name, names[0] ? names : "none");
+    }
+    return LVR_OK;
+}
+
 static lvr_status define_space(search *s, lvr_error *err)
 {
     const lvr_policy_ops *ops = s->c->start->policy.ops;
     const lvr_outcome_caps caps = lvr_outcome_get_caps(s->c->tune);
     s->ring_dim = s->slice_dim = -1;
     s->lambda = lvr_sim_price_param(&s->c->start->policy);
+    const lvr_status st = check_fixed(s, err);
+    if (st)
+        return st;
     for (size_t i = 0; i < ops->n_params; i++) {
         const lvr_param *p = &ops->params[i];
-        if (!p->tunable || p->type == LVR_PARAM_STR || p == s->lambda)
+        if (!is_searched(s, p) || is_fixed(s, p))
             continue;
         if (s->n_dims == LVR_TUNE_MAX_DIMS)
             return lvr_fail(err, LVR_ERR_UNSUPPORTED, "tune: policy %s has more than %d tunable parameters",

@@ -20,6 +20,8 @@ typedef struct lvr_tune_config {
     const lvr_policy_file *start;       /* policy with defaults, schedule, conditions, identities */
     const lvr_cost_model *model;        /* timings */
     const lvr_outcome *tune, *held_out; /* held_out: NULL: no prediction */
+    const char *const *fixed;           /* [n_fixed] tunable parameters that keep their start value */
+    size_t n_fixed;
     uint32_t trials;
     uint64_t seed;
     uint64_t
@@ -52,7 +54,8 @@ typedef struct lvr_tune_result {
     lvr_policy_file file; /* what to save */
 } lvr_tune_result;
 
-/* LVR_ERR_CONFIG if tune and held-out share prompts, or if no trial stayed within the recording. */
+/* LVR_ERR_CONFIG if tune and held-out share prompts, if a fixed parameter is none that is searched, or if no
+ * trial stayed within the recording. */
 lvr_status lvr_tune(const lvr_tune_config *config, lvr_tune_result *ret, lvr_error *err);
 void lvr_tune_result_free(lvr_tune_result *r);
 void lvr_tune_report_csv(const lvr_tune_result *r, lvr_buf *out);

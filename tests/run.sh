@@ -129,7 +129,7 @@ if [ "$quick" -eq 0 ]; then
     stage "checksums" bash -c '(cd models && sha256sum --quiet -c SHA256SUMS) && (cd models/traces && sha256sum --quiet -c SHA256SUMS)'
     stage "quickstart (small)" small_quickstart
     build_and_test clang clang "unit invariant kernels -schedule" --buildtype=release
-    build_and_test asan gcc "unit invariant kernels threads cli" --buildtype=debug -Doptimization=1 -Db_sanitize=address,undefined
+    build_and_test asan gcc "unit invariant kernels threads cli" --buildtype=debug -Doptimization=2 -Db_sanitize=address,undefined
     targets=(thread-tests)
     build_and_test tsan gcc "threads" --buildtype=debugoptimized -Db_sanitize=thread
     stage "fuzz (short)" tests/fuzz/run.sh "$builds/fuzz" 10

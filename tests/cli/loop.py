@@ -49,6 +49,15 @@ def test_the_loop(case):
     check(simulated["tokens"] == run["tokens"] and simulated["rounds"] == run["rounds"],
           f"the simulator commits what the engine commits: rounds {simulated['rounds']} and {run['rounds']}")
 
+    # the ceiling: above the run, its losses a run's whole time
+    for io in ("serial", "pipelined"):
+        r = case.json(*sim, "--policy", "chain", "--io", io, "--ceiling")
+        c, lost = r["ceiling"], sum(r["ceiling"]["losses"].values())
+        check(r["decode_tokens_per_s"] <= c["tokens_per_s"] <= c["perfect_draft_tokens_per_s"], "no run passes it", c)
+        check(abs(r["decode_tokens_per_s"] / c["tokens_per_s"] - c["fraction"]) < 1e-9, "fraction", c)
+        check(abs((1 - lost) * c["perfect_draft_tokens_per_s"] - r["decode_tokens_per_s"]) < 1e-6, "losses add up", c)
+    check("in hindsight" in case.good(*sim, "--policy", "chain", "--ceiling").out, "said in words")
+
     # correlate: the same commits, stages that add up, both for people and programs
     case.good("record", *common(case, "held-out"), "-md", case.draft, "--policy", "./a.yaml", "-o", "judge.h5")
     judge = ["correlate", "--measured", "judge.h5", "--oracle", "held-out.h5", "--cost", "cost.yaml"]
@@ -75,6 +84,7 @@ def test_without_traces(case):
     a, b = case.json(*args), case.json(*args)
     check(a["synthetic"] is True, "marked synthetic", json.dumps(a)[:300])
     check(without_host_figures(a) == without_host_figures(b), "deterministic")
+    case.bad(2, ["--ceiling", "--acceptance", "--oracle"], *args, "--ceiling")
 
 
 def test_lossless_at_any_threads_and_level(case):

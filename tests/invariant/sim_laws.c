@@ -73,3 +73,52 @@ Test(sim_laws, timing_changes_when_never_what)
     lvr_sim_result_free(&want);
     lvr_outcome_free(o);
 }
+
+/* ---- the objective at work ---- */
+
+enum { PASS_LAYERS = 3, LAYER_BYTES = 200000 };
+
+/* Mean rows a round of `lever` at its own price, when a pass takes io_ns to read (0: all is resident) and a
+ * row of a layer row_ns. */
+static double rows_chosen(const lvr_outcome *o, lvr_io_mode mode, double io_ns, double row_ns)
+{
+    lvr_error err = LVR_ERROR_INIT;
+    lvr_cost_table t = sim_rig_cost();
+    lvr_geometry g = sim_rig_geometry(PASS_LAYERS, LAYER_BYTES, mode);
+    const double rate = io_ns > 0 ? PASS_LAYERS * LAYER_BYTES / io_ns * 1e9 : 1e9;
+    lvr_geometry_set_resident(&g, io_ns > 0 ? 0.0 : 1.0, LVR_RESIDENT_FIRST);
+    t.flash =
+        (lvr_flash_params){.lane_bytes_per_s = (uint64_t)rate, .max_bytes_per_s = (uint64_t)rate, .depth = 1};
+    t.op[LVR_OP_LAYER].curve = (lvr_curve){.n = 2, .rows = {1, 2}, .ns = {1e5, 1e5 + row_ns}};
+    lvr_policy p = sim_rig_policy("lever", &t);
+    const lvr_sim_config c = {
+        .policy = &p, .geometry = &g, .cost = &t, .conditions = sim_rig_conditions(), .outcome = o};
+    lvr_sim_result r = {0};
+    cr_assert_eq(lvr_sim_run_at_own_price(&c, &p, &r, &err), LVR_OK, "%s", err.msg);
+    const double rows = (double)r.verified_rows / (double)r.rounds;
+    lvr_sim_result_free(&r);
+    return rows;
+}
+
+/* Without reading there is one objective, that of compute. As reading grows the trees do, until compute
+ * prices them: dear rows stay fewer than cheap ones however slow the flash. The price is found to a
+ * thousandth, so that a few rows of many may be missed. */
+Test(sim_laws, trees_grow_with_reading_until_compute_prices_them)
+{
+    const double cheap_ns = 5e3, dear_ns = 1e5, slow_ns = 1e8;
+    lvr_outcome *o = sim_rig_outcome(&sim_rig_default);
+    const double first = rows_chosen(o, LVR_IO_SERIAL, 0, cheap_ns);
+    cr_expect_eq(rows_chosen(o, LVR_IO_PIPELINED, 0, cheap_ns), first);
+    for (int mode = 0; mode < 2; mode++) {
+        double last = first;
+        for (double io_ns = 1e4; io_ns < 2 * slow_ns; io_ns *= 10) {
+            const double rows = rows_chosen(o, (lvr_io_mode)mode, io_ns, cheap_ns);
+            cr_expect_geq(rows, 0.98 * last, "mode %d: %g rows at %g ns of reading, %g before", mode, rows,
+                          io_ns, last);
+            last = rows;
+        }
+        cr_expect_gt(last, 2 * first, "mode %d: from %g rows to %g", mode, first, last);
+        cr_expect_lt(rows_chosen(o, (lvr_io_mode)mode, slow_ns / 10, dear_ns), 0.7 * last, "mode %d", mode);
+    }
+    lvr_outcome_free(o);
+}

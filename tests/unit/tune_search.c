@@ -122,6 +122,25 @@ Test(tune_search, a_policy_can_run_at_its_own_price)
     free_bench(&b);
 }
 
+Test(tune_search, fixed_parameters_are_not_searched)
+{
+    bench b = new_bench(LVR_IO_SERIAL);
+    const lvr_policy_file start = start_of(&b, "chain");
+    const char *const p_min = "p_min", *const depth = "depth";
+    lvr_tune_config c = {
+        .start = &start, .model = b.model, .tune = b.tune, .trials = 12, .fixed = &p_min, .n_fixed = 1};
+    lvr_tune_result r = {0};
+    lvr_error err = LVR_ERROR_INIT;
+    cr_assert_eq(lvr_tune(&c, &r, &err), LVR_OK, "%s", err.msg);
+    cr_expect_eq(r.n_names, 1);
+    cr_expect_str_eq(r.names[0], "k");
+    lvr_tune_result_free(&r);
+    c.fixed = &depth;
+    cr_expect_eq(lvr_tune(&c, &r, &err), LVR_ERR_CONFIG);
+    cr_expect(strstr(err.msg, "depth") && strstr(err.msg, "k, p_min"), "%s", err.msg);
+    free_bench(&b);
+}
+
 Test(tune_search, a_cancelled_search_stops)
 {
     bench b = new_bench(LVR_IO_SERIAL);

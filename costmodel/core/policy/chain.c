@@ -27,7 +27,8 @@ static const lvr_param chain_table[] = {
      .max = 1,
      .def = 0,
      .unit = "1",
-     .help = "stop before a token whose draft probability is below this"},
+     .help = "stop before a token whose draft probability is below this; 0: a chain of fixed length",
+     .tunable = true},
 };
 
 uint32_t lvr_chain_end(const lvr_tree *tree)
