@@ -81,6 +81,16 @@ static double least_layer_ns(const schedule *s, uint32_t rows, uint32_t context)
     return least;
 }
 
+/* As placement allows; a CPU is cheapest at some count of rows up to `most`. */
+static double least_draft_ns(const schedule *s, uint32_t rows, uint32_t most, uint32_t context)
+{
+    const lvr_cost_table *t = s->config->cost;
+    const double cpu = least_cpu_ns(&t->op[LVR_OP_DRAFT], rows, most, context);
+    if (s->config->geometry->place_draft == LVR_PLACE_CPU || t->npu[LVR_OP_DRAFT].n == 0)
+        return cpu;
+    return fmin(cpu, least_npu_ns(&t->npu[LVR_OP_DRAFT], rows, context));
+}
+
 /* ---- a root ---- */
 
 static uint32_t count_on_path(const lvr_outcome *o, uint32_t request, uint32_t pos, uint32_t room)
@@ -108,8 +118,7 @@ static double first_step_ns(const schedule *s, uint32_t lag, uint32_t pos)
 {
     const bool exactly = lag < s->max_lag;
     const uint32_t most = s->config->conditions.prefill_chunk + LVR_MAX_EXPANSIONS;
-    return least_cpu_ns(&s->config->cost->op[LVR_OP_DRAFT], exactly ? lag + 1 : s->max_lag, most,
-                        exactly && pos > lag ? pos - lag : 0);
+    return least_draft_ns(s, exactly ? lag + 1 : s->max_lag, most, exactly && pos > lag ? pos - lag : 0);
 }
 
 static root price_root(const schedule *s, uint32_t request, uint32_t pos, uint32_t room)
@@ -119,10 +128,12 @@ static root price_root(const schedule *s, uint32_t request, uint32_t pos, uint32
     root r = {.room = room, .on_path = count_on_path(s->config->outcome, request, pos, room)};
     for (uint32_t lag = 0; lag <= s->max_lag; lag++)
         r.first_ns[lag] = first_step_ns(s, lag, pos);
-    r.step_ns = least_cpu_ns(&t->op[LVR_OP_DRAFT], 1, LVR_MAX_EXPANSIONS, pos);
+    r.step_ns = least_draft_ns(s, 1, LVR_MAX_EXPANSIONS, pos);
     double heads = 0.0;
     for (uint32_t k = 0; k <= room; k++) {
         heads += cpu_ns(t, LVR_OP_HEAD, 1, pos + k);
+        if (s->config->geometry->head == LVR_HEAD_EAGER && t->op[LVR_OP_HEAD].curve.n > 1)
+            heads = least_cpu_ns(&t->op[LVR_OP_HEAD], k + 1, max_rows, pos); /* all rows at once */
         r.walk_ns[k] = heads + cpu_ns(t, LVR_OP_COMMIT, k + 1, pos);
         r.verify_ns[k] = least_cpu_ns(&t->op[LVR_OP_EMBED], k + 1, max_rows, pos) +
                          s->config->geometry->n_layers * least_layer_ns(s, k + 1, pos);
