@@ -101,6 +101,7 @@ static void json_figures(lvr_json *j, const lvr_run_stats *st, size_t n)
     lvr_json_double(j, "mean_acceptance_length", per((double)st->n_tokens, (double)st->rounds));
     lvr_json_double(j, "acceptance_rate", per((double)st->accepted, (double)st->drafted_rows));
     lvr_json_u64(j, "verified_rows", st->verified_rows);
+    lvr_json_u64(j, "pruned_rows", st->pruned_rows);
     lvr_json_u64(j, "draft_steps", st->draft_steps);
     lvr_json_u64(j, "bytes_read", st->bytes_read);
     lvr_json_double(j, "io_s", seconds(st->io_busy_ns));
@@ -110,6 +111,7 @@ static void json_figures(lvr_json *j, const lvr_run_stats *st, size_t n)
     lvr_json_double(j, "head_s", seconds(st->head_ns));
     lvr_json_double(j, "draft_s", seconds(st->draft_ns));
     lvr_json_double(j, "plan_s", seconds(st->plan_ns));
+    lvr_json_double(j, "score_s", seconds(st->score_ns));
     lvr_json_double(j, "commit_s", seconds(st->commit_ns));
     lvr_json_double(j, "wall_s", seconds(st->wall_ns));
     lvr_json_u64(j, "late_reads", st->late_reads);

@@ -1,4 +1,4 @@
-/* The target's side of a round on the CPU: embedding, layers and head. */
+/* The target's side of a round on the CPU: embedding, layers, scoring between them, and head. */
 #include "engine/decode_internal.h"
 
 #include "common/clock.h"
@@ -19,8 +19,9 @@ static lvr_status start_rows(lvr_run *r, const lvr_action *a, lvr_error *err)
     for (uint32_t i = 0; i < n; i++)
         fwd[i] = (lvr_fwd_row){.token = rows[i].token,
                                .position = rows[i].position,
-                               .slot = i,
-                               .parent_slot = rows[i].parent_row};
+                               .slot = rows[i].slot,
+                               .parent_slot =
+                                   rows[i].parent_row < 0 ? -1 : (int32_t)rows[rows[i].parent_row].slot};
     return lvr_forward_embed(f, fwd, n, err);
 }
 
@@ -49,7 +50,10 @@ lvr_status lvr_run_begin_layer(lvr_run *r, const lvr_action *a, const uint8_t **
     lvr_round_info info;
     lvr_round_get_info(s->machine, &info);
     *ret_base = a->layer.slot < 0 ? NULL : lvr_staging_slot(s->staging, (uint32_t)a->layer.slot);
-    return a->layer.layer == 0 ? embed(r, a, &info, err) : LVR_OK;
+    if (a->layer.layer == 0)
+        return embed(r, a, &info, err);
+    return a->layer.kept ? lvr_forward_keep(s->pair.target.forward, a->layer.kept, a->layer.n_rows, err)
+                         : LVR_OK;
 }
 
 /* A pass counts as far as its layers are done: with streamed layers it may take long. */
@@ -106,6 +110,40 @@ lvr_status lvr_run_layer(lvr_run *r, lvr_error *err)
     const lvr_accel_times t = {.submit_ns = t0, .start_ns = t0, .end_ns = lvr_now_ns()};
     /* A CPU runs as many rows as there are. */
     return lvr_run_end_layer(r, &r->work, r->work.layer.n_rows, &t, err);
+}
+
+/* Each row's node is asked for after its parent's row; the root has none. */
+static lvr_status score_rows(lvr_run *r, const lvr_action *a, lvr_exit_raw *ret, lvr_error *err)
+{
+    const lvr_row *rows = a->score.rows;
+    const uint32_t n = a->score.n_rows;
+    lvr_fwd_query queries[LVR_MAX_VERIFY_NODES];
+    if (n == 0 || n > LVR_MAX_VERIFY_NODES)
+        return lvr_fail(err, LVR_ERR_INVARIANT, "%u rows to score", n);
+    for (uint32_t i = 1; i < n; i++)
+        queries[i - 1] = (lvr_fwd_query){.row = (uint32_t)rows[i].parent_row, .token = rows[i].token};
+    ret[0] = (lvr_exit_raw){0};
+    return lvr_forward_scores(r->s->pair.target.forward, queries, n - 1, ret + 1, err);
+}
+
+lvr_status lvr_run_score(lvr_run *r, lvr_error *err)
+{
+    lvr_session *s = r->s;
+    const lvr_action a = r->work;
+    lvr_exit_raw raw[LVR_MAX_VERIFY_NODES];
+    lvr_round_info info;
+    lvr_round_get_info(s->machine, &info);
+    const uint64_t t0 = lvr_now_ns();
+    const lvr_status status = score_rows(r, &a, raw, err);
+    const uint64_t t1 = lvr_now_ns();
+    if (status != LVR_OK)
+        return status;
+    r->log.verify1_ns = t1;
+    r->stats.score_ns += t1 - t0;
+    lvr_record_kernel(s->recorder, info.round, 0, a.score.layer, LVR_OP_SCORE, a.score.n_rows,
+                      s->pair.target.kv.n_cached, (lvr_kernel_times){t0, t1});
+    const lvr_event event = {.kind = LVR_EV_SCORED, .scored = {.raw = raw}};
+    return lvr_run_feed_planning(r, &event, err);
 }
 
 lvr_status lvr_run_head(lvr_run *r, lvr_error *err)

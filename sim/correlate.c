@@ -186,6 +186,7 @@ static stage stage_of(lvr_op op)
     case LVR_OP_EMBED:
         return STAGE_LAYER;
     case LVR_OP_HEAD:
+    case LVR_OP_SCORE: /* an early head */
         return STAGE_HEAD;
     case LVR_OP_COMMIT:
         return STAGE_COMMIT;

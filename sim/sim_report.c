@@ -60,6 +60,7 @@ static void json_figures(const lvr_sim_report *r, lvr_json *j)
     lvr_json_double(j, "mean_acceptance_length", per((double)s->n_tokens, (double)s->rounds));
     lvr_json_double(j, "acceptance_rate", per((double)s->accepted, (double)s->drafted_rows));
     lvr_json_u64(j, "verified_rows", s->verified_rows);
+    lvr_json_u64(j, "pruned_rows", s->pruned_rows);
     lvr_json_u64(j, "draft_steps", s->draft_steps);
     lvr_json_u64(j, "bytes_read", s->bytes_read);
     lvr_json_double(j, "io_s", seconds(s->flash_busy_ns));
@@ -69,6 +70,7 @@ static void json_figures(const lvr_sim_report *r, lvr_json *j)
     lvr_json_double(j, "head_s", seconds(s->head_ns));
     lvr_json_double(j, "draft_s", seconds(s->draft_ns));
     lvr_json_double(j, "plan_s", seconds(s->plan_ns));
+    lvr_json_double(j, "score_s", seconds(s->score_ns));
     lvr_json_double(j, "commit_s", seconds(s->commit_ns));
     lvr_json_double(j, "simulated_s", seconds(s->simulated_ns));
     lvr_json_double(j, "io_share", io_share(r));

@@ -9,6 +9,7 @@
 #include "common/param.h"
 #include "costmodel/core/calibration.h"
 #include "costmodel/core/cost.h"
+#include "costmodel/core/exit.h"
 #include "costmodel/core/tree.h"
 
 typedef struct lvr_policy_scratch lvr_policy_scratch; /* working memory of one round machine */
@@ -28,6 +29,8 @@ typedef struct lvr_policy_view {
     lvr_policy_scratch *scratch;
 } lvr_policy_view;
 
+typedef struct lvr_policy lvr_policy;
+
 typedef struct lvr_policy_ops {
     const char *name, *summary, *source; /* source: paper section or address */
     const lvr_param *params;
@@ -40,12 +43,21 @@ typedef struct lvr_policy_ops {
     /* Nodes the target verifies, ascending, closed under parents, node 0 first; at least the root, at most
      * cap. */
     uint32_t (*select)(const void *params, const lvr_policy_view *view, uint32_t *ret_nodes, uint32_t cap);
+    /* Pruning; both NULL: never. Whether rows are scored after this layer (the last is never asked about). */
+    bool (*scores)(const lvr_policy *policy, uint32_t layer, uint32_t n_layers);
+    /* Rows that go on after this layer; all are false before. The root goes on whatever is said of it, and no
+     * row does without its parent. */
+    void (*keep)(const lvr_policy *policy, const lvr_policy_view *view, uint32_t layer,
+                 const lvr_exit_row *rows, uint32_t n_rows, bool *ret_keep);
+    bool keeps_blindly; /* keep() does not look at the raw features: any will do */
+    /* Whether the policy can run a target of so many layers as it is set up; NULL: always. LVR_ERR_CONFIG. */
+    lvr_status (*check)(const lvr_policy *policy, uint32_t n_layers, lvr_error *err);
 } lvr_policy_ops;
 
 #define LVR_POLICY_PARAMS_BYTES 256
 
 /* A policy with its parameters and what it prices with. */
-typedef struct lvr_policy {
+struct lvr_policy {
     const lvr_policy_ops *ops;
     union {
         uint64_t align;
@@ -54,7 +66,8 @@ typedef struct lvr_policy {
     bool has_cost;
     lvr_cost_table cost;
     lvr_calibration calibration;
-} lvr_policy;
+    lvr_exit_predictor exit; /* n == 0: none */
+};
 
 extern const lvr_policy_ops *const lvr_policies[];
 extern const size_t lvr_n_policies;

@@ -538,6 +538,8 @@ static lvr_status fit_ops(const collection *c, lvr_cost_model *m, lvr_error *err
                     "trace recorded with --place cpu to let the placement choose");
             continue;
         }
+        if (s->n == 0 && op == LVR_OP_SCORE) /* nothing was pruned */
+            continue;
         if (s->n == 0)
             return lvr_fail(err, LVR_ERR_CONFIG,
                             "the timing traces hold no %s operator, so it has no price: %s", name,
