@@ -350,6 +350,7 @@ static lvr_status close_pass(replay *p, const lvr_action *a, lvr_compute_times t
     count_pass(p, &info);
     p->pass.prefill = info.prefill;
     p->pass.n_rows = info.n_rows;
+    p->pass.n_kept = info.n_kept;
     p->pass.n_accepted = info.n_accepted;
     p->pass.end_ns = t.end_ns;
     p->times.info = info;

@@ -67,7 +67,7 @@ typedef struct lvr_sim_config {
 typedef struct lvr_sim_round {
     uint32_t request; /* index into the run's requests */
     bool prefill;
-    uint32_t n_rows, n_accepted;
+    uint32_t n_rows, n_kept, n_accepted; /* n_kept: went through all layers */
     uint64_t start_ns, end_ns;
     uint64_t
         op_ns[LVR_OP_COUNT]; /* of the host's time, by operator: computing, or waiting for the accelerator */
