@@ -76,7 +76,7 @@ typedef struct lvr_fwd_query {
  * token outside the vocabulary or a prompt's pass is LVR_ERR_INVARIANT. */
 lvr_status lvr_forward_scores(lvr_forward *f, const lvr_fwd_query *queries, uint32_t n, lvr_exit_raw *ret,
                               lvr_error *err);
-uint64_t lvr_forward_scores_bytes(const lvr_model *model, uint32_t max_rows);
+uint64_t lvr_forward_scores_bytes(const lvr_pack_tensor *head, uint32_t max_rows);
 /* The pass goes on with these of its rows alone, rows[n] ascending: row i of the pass is then the one that
  * was row rows[i]. Scratch rows of the KV stay as they are. Of a tree's pass whose ancestors among the
  * dropped rows are nobody's any more, else LVR_ERR_INVARIANT and nothing has changed. */

@@ -33,16 +33,16 @@ typedef struct scoring {
     lvr_acts acts; /* of the parents */
 } scoring;
 
-static uint32_t slice_rows(const lvr_matrix *head)
+static uint32_t slice_rows(uint32_t vocab)
 {
-    return lvr_min_u32(LVR_EXIT_SLICE_ROWS, head->n_out);
+    return lvr_min_u32(LVR_EXIT_SLICE_ROWS, vocab);
 }
 
-uint64_t lvr_forward_scores_bytes(const lvr_model *model, uint32_t max_rows)
+uint64_t lvr_forward_scores_bytes(const lvr_pack_tensor *head, uint32_t max_rows)
 {
-    const uint32_t n = slice_rows(&model->head);
+    const uint32_t n = slice_rows(head->n_out);
     const uint64_t per_row = n * sizeof(float) + sizeof(lvr_exit_raw) + sizeof(uint32_t) + sizeof(int32_t);
-    return lvr_packed_bytes(model->head.type, n, model->head.n_in) + max_rows * per_row;
+    return lvr_packed_bytes(head->type, n, head->n_in) + max_rows * per_row;
 }
 
 void lvr_forward_exit_free(lvr_exit_space *e)
@@ -60,7 +60,7 @@ void lvr_forward_exit_free(lvr_exit_space *e)
 static void gather_slice(const lvr_matrix *head, lvr_exit_space *e)
 {
     uint32_t tokens[LVR_EXIT_SLICE_ROWS];
-    const uint32_t n = slice_rows(head);
+    const uint32_t n = slice_rows(head->n_out);
     for (uint32_t i = 0; i < n; i++)
         tokens[i] = (uint32_t)((uint64_t)i * head->n_out / n);
     lvr_pack_gather(head, tokens, n, e->slice_data);
@@ -70,7 +70,7 @@ static void gather_slice(const lvr_matrix *head, lvr_exit_space *e)
 static lvr_status exit_space_new(const lvr_forward *f, lvr_exit_space **ret, lvr_error *err)
 {
     const lvr_matrix *head = &f->model->head;
-    const uint32_t n = slice_rows(head);
+    const uint32_t n = slice_rows(head->n_out);
     const uint64_t bytes = lvr_packed_bytes(head->type, n, head->n_in);
     lvr_exit_space *e = calloc(1, sizeof *e);
     if (e) {

@@ -698,15 +698,6 @@ static int32_t find_eos(const lvr_sim_config *c, uint32_t n)
     return eos;
 }
 
-static bool prunes_by_features(const lvr_sim_config *c)
-{
-    const lvr_policy_ops *ops = c->policy->ops;
-    for (uint32_t l = 0; ops->scores && !ops->keeps_blindly && l + 1 < c->geometry->n_layers; l++)
-        if (ops->scores(c->policy, l, c->geometry->n_layers))
-            return true;
-    return false;
-}
-
 static lvr_status check_config(const lvr_sim_config *c, uint32_t n, lvr_error *err)
 {
     if (c->flash_unknown && lvr_geometry_stream_bytes(c->geometry) > 0)
@@ -717,7 +708,8 @@ static lvr_status check_config(const lvr_sim_config *c, uint32_t n, lvr_error *e
             "and cannot price flash; fit it also on a trace with streamed layers (--resident, "
             "--dram-budget), or name a device (--emulate-flash)",
             lvr_geometry_stream_bytes(c->geometry));
-    if (lvr_outcome_synthetic(c->outcome) && prunes_by_features(c))
+    if (lvr_outcome_synthetic(c->outcome) && !c->policy->ops->keeps_blindly &&
+        lvr_policy_prunes(c->policy, c->geometry->n_layers))
         return lvr_fail(
             err, LVR_ERR_CONFIG,
             "policy %s drops rows by what the target's layers say of them, which %s does not know; replay an "

@@ -76,6 +76,8 @@ extern const size_t lvr_n_policies;
 lvr_status lvr_policy_init(lvr_policy *ret, const char *name, lvr_error *err);
 lvr_status lvr_policy_set(lvr_policy *policy, const char *where, const char *key, const char *value,
                           lvr_error *err);
+/* Whether rows are scored after any layer. */
+bool lvr_policy_prunes(const lvr_policy *policy, uint32_t n_layers);
 /* "key=value" items of --set, each key once at most. */
 lvr_status lvr_policy_set_items(lvr_policy *policy, const char *const *items, size_t n, lvr_error *err);
 lvr_policy_scratch *lvr_policy_scratch_new(void); /* NULL: out of memory */
