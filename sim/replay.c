@@ -265,7 +265,9 @@ static void look_up_scores(replay *p, const lvr_action *a)
     const bool any_will_do = p->c->policy->ops->keeps_blindly;
     for (uint32_t i = 0; i < a->score.n_rows; i++) {
         p->raw[i] = (lvr_exit_raw){0};
-        p->unknown[i] = i > 0 && !any_will_do;
+        p->unknown[i] =
+            i > 0 && !any_will_do &&
+            !lvr_outcome_exit(p->c->outcome, p->handles[a->score.rows[i].node], a->score.layer, &p->raw[i]);
         p->r.outside_nodes += p->unknown[i];
     }
 }

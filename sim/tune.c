@@ -81,6 +81,17 @@ static lvr_status add_schedule(search *s, lvr_error *err)
     return LVR_OK;
 }
 
+/* Nothing to drop rows by: no predictor, or no features to replay it on. */
+static bool of_pruning(const lvr_param *p)
+{
+    return strcmp(p->name, "prune") == 0 || strcmp(p->name, "theta") == 0;
+}
+
+static bool can_prune(const search *s)
+{
+    return s->c->start->policy.exit.n > 0 && !lvr_outcome_synthetic(s->c->tune);
+}
+
 static lvr_status define_space(search *s, lvr_error *err)
 {
     const lvr_policy_ops *ops = s->c->start->policy.ops;
@@ -89,7 +100,7 @@ static lvr_status define_space(search *s, lvr_error *err)
     s->lambda = lvr_sim_price_param(&s->c->start->policy);
     for (size_t i = 0; i < ops->n_params; i++) {
         const lvr_param *p = &ops->params[i];
-        if (!p->tunable || p->type == LVR_PARAM_STR || p == s->lambda)
+        if (!p->tunable || p->type == LVR_PARAM_STR || p == s->lambda || (of_pruning(p) && !can_prune(s)))
             continue;
         if (s->n_dims == LVR_TUNE_MAX_DIMS)
             return lvr_fail(err, LVR_ERR_UNSUPPORTED, "tune: policy %s has more than %d tunable parameters",

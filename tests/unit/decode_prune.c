@@ -106,3 +106,84 @@ Test(decode_prune, random_pruning_has_a_simulated_twin, .timeout = 240)
     free(r);
     decode_pair_remove(&pair);
 }
+
+/* Scores by the early head, and a little by the draft: sane enough to keep what is likely. */
+static void make_up_predictor(lvr_policy *p)
+{
+    p->exit =
+        (lvr_exit_predictor){.n = 2, .at = {{.layer = 0, .threshold = 0.05}, {.layer = 2, .threshold = 0.1}}};
+    for (uint32_t i = 0; i < p->exit.n; i++) {
+        p->exit.at[i].weight[LVR_EXIT_BIAS] = 1.0;
+        p->exit.at[i].weight[LVR_EXIT_EARLY] = 0.05;
+        p->exit.at[i].weight[LVR_EXIT_DRAFT] = 0.5;
+    }
+}
+
+static uint64_t pruned_of(const lvr_session_config *c, const struct decode_output *want, const char *what,
+                          uint64_t *ret_accepted)
+{
+    struct decode_output got;
+    uint64_t pruned = 0;
+    for (uint32_t r = 0; r < N_REQUESTS; r++) {
+        decode_once(c, r, N_PREDICT, &got);
+        decode_same(&want[r], &got, what);
+        pruned += got.stats.pruned_rows;
+        *ret_accepted += got.stats.accepted;
+        if (strcmp(what, "theta 1") == 0)
+            cr_assert_eq(got.stats.pruned_rows, got.stats.verified_rows - got.stats.rounds,
+                         "everything but the root is cut");
+    }
+    return pruned;
+}
+
+/* INV-LOSSLESS under the predictor: its thresholds, theta at its ends, the objective. */
+Test(decode_prune, lever_cuts_what_the_predictor_says, .timeout = 120)
+{
+    struct decode_pair pair;
+    struct decode_output want[N_REQUESTS];
+    lvr_policy policy;
+    lvr_session_config c;
+    decode_pair_make(&pair, &(struct gguf_tiny){.type = LVR_Q8_0, .n_layers = 4, .seed = 5, .scale = 6},
+                     LVR_Q4_0);
+    decode_policy(&policy, "ar");
+    decode_config(&c, &pair, &policy);
+    for (uint32_t r = 0; r < N_REQUESTS; r++)
+        decode_once(&c, r, N_PREDICT, &want[r]);
+    decode_policy(&policy, "lever");
+    make_up_predictor(&policy);
+    c.resident_fraction = 0.5;
+    uint64_t all = 0, accepted = 0, accepted_none = 0, accepted_priced = 0;
+    cr_assert_eq(pruned_of(&c, want, "prune off", &all), 0u);
+    set(&policy, "prune", "threshold");
+    cr_assert_gt(pruned_of(&c, want, "threshold", &accepted), 0u);
+    cr_assert(accepted > 0 && accepted <= all);
+    set(&policy, "theta", "1");
+    cr_assert_gt(pruned_of(&c, want, "theta 1", &accepted_none), 0u);
+    cr_assert_eq(accepted_none, 0u);
+    set(&policy, "theta", "0");
+    set(&policy, "prune", "objective");
+    for (uint32_t i = 0; i < policy.exit.n; i++)
+        policy.exit.at[i].weight[LVR_EXIT_BIAS] = -4.0; /* a gloomy one: what looked worth its rows is not */
+    c.resident_fraction = 1;
+    cr_assert_gt(pruned_of(&c, want, "objective", &accepted_priced), 0u);
+    decode_pair_remove(&pair);
+}
+
+Test(decode_prune, no_pruning_without_a_predictor)
+{
+    struct decode_pair pair;
+    lvr_policy policy;
+    lvr_session_config c;
+    lvr_session *s = NULL;
+    lvr_error err = LVR_ERROR_INIT;
+    decode_pair_make(&pair, &(struct gguf_tiny){.type = LVR_Q8_0, .n_layers = 3}, LVR_Q4_0);
+    decode_policy(&policy, "lever");
+    set(&policy, "prune", "threshold");
+    decode_config(&c, &pair, &policy);
+    cr_assert_eq(lvr_session_new(&c, &s, &err), LVR_ERR_CONFIG);
+    cr_assert(strstr(err.msg, "exit predictor") && strstr(err.msg, "--set prune=off"), "%s", err.msg);
+    make_up_predictor(&policy);
+    cr_assert_eq(lvr_session_new(&c, &s, &err), LVR_ERR_CONFIG, "its last layer is the target's last");
+    cr_assert(strstr(err.msg, "layer 2"), "%s", err.msg);
+    decode_pair_remove(&pair);
+}
