@@ -458,6 +458,13 @@ Test(decode_trace, oracle_refusals)
     caps = good;
     caps.min_path = NAN;
     cr_assert_eq(lvr_oracle_new(&c, &caps, &o, NULL), LVR_ERR_CONFIG);
+    caps = good;
+    caps.exit_auto = false;
+    caps.n_exit_layers = LVR_EXIT_MAX_LAYERS + 1;
+    cr_assert_eq(lvr_oracle_new(&c, &caps, &o, NULL), LVR_ERR_CONFIG);
+    caps.n_exit_layers = 1;
+    caps.exit_layers[0] = 1000000; /* the last layer, or beyond it */
+    cr_assert_eq(lvr_oracle_new(&c, &caps, &o, NULL), LVR_ERR_CONFIG);
     c.draft_path = NULL;
     cr_assert_eq(lvr_oracle_new(&c, &good, &o, NULL), LVR_ERR_CONFIG);
     cr_assert_null(o);
