@@ -277,10 +277,19 @@ static void log_io(const lvr_run_report *r)
             io->depth, first, later, cached);
 }
 
+static void log_pruning(const lvr_run_stats *st)
+{
+    if (st->pruned_rows > 0)
+        lvr_log(LVR_LOG_INFO,
+                "%" PRIu64 " of %" PRIu64 " verified rows were dropped on the way; scoring %.3f s",
+                st->pruned_rows, st->verified_rows, seconds(st->score_ns));
+}
+
 void lvr_run_report_log(const lvr_run_report *r)
 {
     const lvr_run_stats *st = r->sum;
     log_tokens(r);
+    log_pruning(st);
     log_io(r);
     lvr_log(LVR_LOG_INFO,
             "read %.1f MB, flash busy %.3f s (waited for %.3f s); target %.3f s, head %.3f s, draft %.3f s, "

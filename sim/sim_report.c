@@ -145,6 +145,9 @@ void lvr_sim_report_text(const lvr_sim_report *r, lvr_buf *out)
         out, "  rows           %.2f a round, %.3f of the drafted were accepted, %" PRIu64 " draft steps\n",
         per((double)s->verified_rows, (double)s->rounds),
         s->drafted_rows ? (double)s->accepted / (double)s->drafted_rows : 0.0, s->draft_steps);
+    if (s->pruned_rows > 0)
+        lvr_buf_printf(out, "  pruning        %.2f rows a round dropped on the way, scoring %.6f s\n",
+                       per((double)s->pruned_rows, (double)s->rounds), seconds(s->score_ns));
     lvr_buf_printf(out, "  simulated      %.6f s: prefill %.6f, decode %.6f; first token after %.6f\n",
                    seconds(s->simulated_ns), seconds(s->prefill_ns), seconds(s->decode_ns),
                    seconds(s->ttft_ns));
