@@ -204,7 +204,6 @@ static lvr_status named(const char *name, const lvr_cost_model *m, lvr_policy_fi
     pf->policy.cost = m->table;
     pf->policy.calibration = m->calibration;
     pf->policy.exit = m->exit;
-    pf->policy.exit = m->exit;
     pf->geometry = m->geometry;
     pf->geometry.place = lvr_cost_has_npu(&m->table) ? LVR_PLACE_AUTO : LVR_PLACE_CPU;
     pf->conditions = m->conditions;
