@@ -20,8 +20,8 @@ static const lvr_param table[] = {
      .type = LVR_PARAM_STR,
      .offset = FIELD(traces),
      .def = NAN,
-     .help =
-         "timing traces (operators, flash) and oracle traces (acceptance) of one device and pair of models",
+     .help = "timing traces (operators, flash) and oracle traces (acceptance, exit predictor) of one device "
+             "and pair of models",
      .positional = true,
      .multi = true},
     {.name = "out",
@@ -34,7 +34,7 @@ static const lvr_param table[] = {
      .type = LVR_PARAM_BOOL,
      .offset = FIELD(json),
      .max = 1,
-     .help = "residuals as JSON (with --out)"},
+     .help = "residuals, and how the exit predictor does against its control, as JSON (with --out)"},
 };
 #define N_PARAMS (sizeof table / sizeof *table)
 
@@ -82,6 +82,100 @@ static void residuals_text(const lvr_cost_model *m, lvr_buf *out)
     crossovers_text(m, out);
 }
 
+static const char *winner(const lvr_fit_exit_cut *c)
+{
+    return c->row_work < c->control_rows ? "predictor" : "control";
+}
+
+/* At the recall whose threshold is kept. */
+static const lvr_fit_exit_cut *kept_cut(const lvr_fit_exit_layer *l)
+{
+    for (int i = 0; i < LVR_FIT_RECALLS; i++)
+        if (l->cut[i].recall == 0.99)
+            return &l->cut[i];
+    return &l->cut[0];
+}
+
+static const lvr_fit_exit_layer *best_layer(const lvr_fit_exit_report *r)
+{
+    const lvr_fit_exit_layer *best = &r->at[0];
+    for (uint32_t i = 1; i < r->n; i++)
+        if (kept_cut(&r->at[i])->row_work < kept_cut(best)->row_work)
+            best = &r->at[i];
+    return best;
+}
+
+static void exit_text(const lvr_fit_exit_report *r, lvr_buf *out)
+{
+    if (r->n == 0)
+        return;
+    lvr_buf_printf(
+        out,
+        "\nexit predictor: %" PRIu64 " trees of %.1f rows, %" PRIu64 " accepted nodes, %s\n"
+        "row-work: rows through all %u layers; control: draft confidence, cut before the pass\n"
+        "layer   recall retained  kept rows  row-work | control rows retained |    auc  control  less "
+        "work\n",
+        r->n_trees, (double)r->n_rows / (double)r->n_trees, r->n_accepted,
+        r->crossed ? "each text judged by a fit without it"
+                   : "too few texts to leave any out: judged by what was fitted on",
+        r->n_layers);
+    for (uint32_t i = 0; i < r->n; i++)
+        for (int k = 0; k < LVR_FIT_RECALLS; k++) {
+            const lvr_fit_exit_layer *l = &r->at[i];
+            const lvr_fit_exit_cut *c = &l->cut[k];
+            lvr_buf_printf(out, "%5u %7.1f%% %7.2f%% %10.2f %9.2f | %12.2f %7.2f%% | %6.4f  %6.4f  %s\n",
+                           l->layer, 100 * c->recall, 100 * c->retained, c->kept_rows, c->row_work,
+                           c->control_rows, 100 * c->control_retained, l->auc, l->control_auc, winner(c));
+        }
+    const lvr_fit_exit_layer *best = best_layer(r);
+    const lvr_fit_exit_cut *c = kept_cut(best);
+    lvr_buf_printf(
+        out,
+        "at recall 99 %%: the %s wins; best after layer %u: %.2f rows of work, the control %.2f, all "
+        "%.2f\n",
+        winner(c), best->layer, c->row_work, c->control_rows, (double)r->n_rows / (double)r->n_trees);
+}
+
+static void cut_json(const lvr_fit_exit_cut *c, lvr_json *j)
+{
+    lvr_json_object(j, NULL);
+    lvr_json_double(j, "recall", c->recall);
+    lvr_json_double(j, "threshold", c->threshold);
+    lvr_json_double(j, "retained", c->retained);
+    lvr_json_double(j, "kept_rows", c->kept_rows);
+    lvr_json_double(j, "row_work", c->row_work);
+    lvr_json_double(j, "control_rows", c->control_rows);
+    lvr_json_double(j, "control_retained", c->control_retained);
+    lvr_json_str(j, "less_work", winner(c));
+    lvr_json_end_object(j);
+}
+
+static void exit_json(const lvr_fit_exit_report *r, lvr_json *j)
+{
+    lvr_json_object(j, "exit");
+    lvr_json_u64(j, "n_trees", r->n_trees);
+    lvr_json_u64(j, "n_rows", r->n_rows);
+    lvr_json_u64(j, "n_accepted", r->n_accepted);
+    lvr_json_u64(j, "n_layers", r->n_layers);
+    lvr_json_bool(j, "crossed", r->crossed);
+    lvr_json_u64(j, "best_layer", best_layer(r)->layer);
+    lvr_json_str(j, "wins", winner(kept_cut(best_layer(r))));
+    lvr_json_array(j, "layers");
+    for (uint32_t i = 0; i < r->n; i++) {
+        lvr_json_object(j, NULL);
+        lvr_json_u64(j, "layer", r->at[i].layer);
+        lvr_json_double(j, "auc", r->at[i].auc);
+        lvr_json_double(j, "control_auc", r->at[i].control_auc);
+        lvr_json_array(j, "cuts");
+        for (int k = 0; k < LVR_FIT_RECALLS; k++)
+            cut_json(&r->at[i].cut[k], j);
+        lvr_json_end_array(j);
+        lvr_json_end_object(j);
+    }
+    lvr_json_end_array(j);
+    lvr_json_end_object(j);
+}
+
 static void residuals_json(const lvr_cost_model *m, lvr_buf *out)
 {
     lvr_json j;
@@ -104,8 +198,16 @@ static void residuals_json(const lvr_cost_model *m, lvr_buf *out)
     lvr_json_end_object(&j);
     crossovers_json(m, &j);
     lvr_json_u64(&j, "n_prompts", m->n_prompts);
+    if (m->exit_report.n > 0)
+        exit_json(&m->exit_report, &j);
     lvr_json_end_object(&j);
     lvr_buf_puts(out, "\n");
+}
+
+static void report_text(const lvr_cost_model *m, lvr_buf *out)
+{
+    residuals_text(m, out);
+    exit_text(&m->exit_report, out);
 }
 
 static lvr_status report(const fit_options *o, const lvr_cost_model *m, lvr_error *err)
@@ -118,7 +220,7 @@ static lvr_status report(const fit_options *o, const lvr_cost_model *m, lvr_erro
         if (o->json)
             residuals_json(m, &out);
         else
-            residuals_text(m, &out);
+            report_text(m, &out);
         return lvr_emit(NULL, &out, err);
     }
     const lvr_status st = lvr_cost_model_format(m, &out, err);

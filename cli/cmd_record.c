@@ -6,6 +6,7 @@
 #include "common/fs.h"
 #include "common/json.h"
 #include "common/log.h"
+#include "common/minmax.h"
 #include "engine/oracle.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -25,6 +26,7 @@ typedef struct record_options {
     const char *out;
     bool oracle, keep_text, overwrite;
     uint32_t repeat;
+    const char *exit_layers;
     lvr_oracle_caps caps;
 } record_options;
 
@@ -95,8 +97,49 @@ static const lvr_param table[] = {
      .max = 1,
      .def = 0.005,
      .help = "children of a smaller path probability are left out"},
+    {.name = "exit-layers",
+     .type = LVR_PARAM_STR,
+     .offset = FIELD(exit_layers),
+     .def_str = "auto",
+     .help = "target layers after which the exit predictor's features of all nodes are recorded: none, up to "
+             "4 layers from 0 (\"2,5\"), or auto: up to three, at a quarter, a half and three of the depth"},
 };
 #define N_PARAMS (sizeof table / sizeof table[0])
+
+static lvr_status parse_exit_layer(const char *at, size_t n, uint32_t *ret, lvr_error *err)
+{
+    char text[16] = "";
+    uint64_t layer = 0;
+    snprintf(text, sizeof text, "%.*s", (int)lvr_min_u64(n, sizeof text), at);
+    if (n == 0 || n >= sizeof text || lvr_parse_u64(text, &layer, NULL) != LVR_OK || layer > UINT32_MAX)
+        return lvr_fail(err, LVR_ERR_USAGE,
+                        "--exit-layers: expected auto, none, or layers from 0 separated by commas, found "
+                        "'%s'",
+                        text);
+    *ret = (uint32_t)layer;
+    return LVR_OK;
+}
+
+/* auto, none, or a list. */
+static lvr_status parse_exit_layers(const char *text, lvr_oracle_caps *caps, lvr_error *err)
+{
+    caps->exit_auto = strcmp(text, "auto") == 0;
+    caps->n_exit_layers = 0;
+    if (caps->exit_auto || strcmp(text, "none") == 0)
+        return LVR_OK;
+    for (const char *at = text;; at++) {
+        const size_t n = strcspn(at, ",");
+        if (caps->n_exit_layers == LVR_EXIT_MAX_LAYERS)
+            return lvr_fail(err, LVR_ERR_USAGE, "--exit-layers: more than %u layers: %s", LVR_EXIT_MAX_LAYERS,
+                            text);
+        const lvr_status status = parse_exit_layer(at, n, &caps->exit_layers[caps->n_exit_layers++], err);
+        if (status != LVR_OK)
+            return status;
+        at += n;
+        if (*at == '\0')
+            return LVR_OK;
+    }
+}
 
 typedef struct record_state {
     const record_options *options;
@@ -292,8 +335,8 @@ static lvr_status check_options(const record_options *o, const lvr_command_line 
         return lvr_fail(
             err, LVR_ERR_USAGE,
             "--repeat repeats timings; an oracle recording of the same prompt is the same each time");
-    static const char *const caps[] = {"oracle-branch", "oracle-expansions", "oracle-chain", "oracle-depth",
-                                       "oracle-min-path"};
+    static const char *const caps[] = {"oracle-branch", "oracle-expansions", "oracle-chain",
+                                       "oracle-depth",  "oracle-min-path",   "exit-layers"};
     for (size_t i = 0; !o->oracle && i < sizeof caps / sizeof *caps; i++)
         if (lvr_command_line_has(line, caps[i]))
             return lvr_fail(err, LVR_ERR_USAGE, "--%s bounds an oracle recording; give --oracle too",
@@ -301,10 +344,12 @@ static lvr_status check_options(const record_options *o, const lvr_command_line 
     return check_output(o, err);
 }
 
-static lvr_status record_with(record_state *s, int argc, char *const *argv, lvr_error *err)
+static lvr_status record_with(record_options *o, record_state *s, int argc, char *const *argv, lvr_error *err)
 {
     const lvr_command_line line = {.table = table, .n = N_PARAMS, .argc = argc, .argv = argv};
     lvr_status status = check_options(s->options, &line, err);
+    if (status == LVR_OK)
+        status = parse_exit_layers(o->exit_layers, &o->caps, err);
     if (status == LVR_OK)
         status = lvr_session_options_resolve(&s->options->session, &line, s->setup, err);
     s->setup->config.progress = lvr_progress_show;
@@ -338,7 +383,7 @@ lvr_status lvr_cmd_record(int argc, char *const *argv, lvr_error *err)
         status = lvr_emit_help(usage, table, N_PARAMS, err);
     else if (status == LVR_OK) {
         lvr_progress_begin(&s.progress, o.session.quiet);
-        status = record_with(&s, argc, argv, err);
+        status = record_with(&o, &s, argc, argv, err);
         lvr_progress_end(&s.progress);
     }
     lvr_strlist_free(&o.session.set);

@@ -101,6 +101,7 @@ static void json_figures(lvr_json *j, const lvr_run_stats *st, size_t n)
     lvr_json_double(j, "mean_acceptance_length", per((double)st->n_tokens, (double)st->rounds));
     lvr_json_double(j, "acceptance_rate", per((double)st->accepted, (double)st->drafted_rows));
     lvr_json_u64(j, "verified_rows", st->verified_rows);
+    lvr_json_u64(j, "pruned_rows", st->pruned_rows);
     lvr_json_u64(j, "draft_steps", st->draft_steps);
     lvr_json_u64(j, "bytes_read", st->bytes_read);
     lvr_json_double(j, "io_s", seconds(st->io_busy_ns));
@@ -110,6 +111,7 @@ static void json_figures(lvr_json *j, const lvr_run_stats *st, size_t n)
     lvr_json_double(j, "head_s", seconds(st->head_ns));
     lvr_json_double(j, "draft_s", seconds(st->draft_ns));
     lvr_json_double(j, "plan_s", seconds(st->plan_ns));
+    lvr_json_double(j, "score_s", seconds(st->score_ns));
     lvr_json_double(j, "commit_s", seconds(st->commit_ns));
     lvr_json_double(j, "wall_s", seconds(st->wall_ns));
     lvr_json_u64(j, "late_reads", st->late_reads);
@@ -276,10 +278,19 @@ static void log_io(const lvr_run_report *r)
             io->depth, first, later, cached);
 }
 
+static void log_pruning(const lvr_run_stats *st)
+{
+    if (st->pruned_rows > 0)
+        lvr_log(LVR_LOG_INFO,
+                "%" PRIu64 " of %" PRIu64 " verified rows were dropped on the way; scoring %.3f s",
+                st->pruned_rows, st->verified_rows, seconds(st->score_ns));
+}
+
 void lvr_run_report_log(const lvr_run_report *r)
 {
     const lvr_run_stats *st = r->sum;
     log_tokens(r);
+    log_pruning(st);
     log_io(r);
     lvr_log(LVR_LOG_INFO,
             "read %.1f MB, flash busy %.3f s (waited for %.3f s); target %.3f s, head %.3f s, draft %.3f s, "

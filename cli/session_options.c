@@ -81,6 +81,7 @@ static lvr_status load_cost(resolver *r)
         policy->has_cost = true;
         policy->cost = model->table;
         policy->calibration = model->calibration;
+        policy->exit = model->exit;
         memcpy(r->setup->cost_target_sha256, model->target_sha256, sizeof model->target_sha256);
         memcpy(r->setup->cost_draft_sha256, model->draft_sha256, sizeof model->draft_sha256);
     }

@@ -946,6 +946,14 @@ void lvr_yaml_out_map(lvr_yaml_out *y, const char *key)
     y->empty_at = y->out->len;
 }
 
+void lvr_yaml_out_item(lvr_yaml_out *y)
+{
+    indent(y);
+    lvr_buf_puts(y->out, "-\n");
+    y->depth++;
+    y->empty_at = y->out->len;
+}
+
 void lvr_yaml_out_end(lvr_yaml_out *y)
 {
     if (y->depth == 0 || y->out->failed) {

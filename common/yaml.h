@@ -77,6 +77,9 @@ typedef struct lvr_yaml_out {
 void lvr_yaml_out_init(lvr_yaml_out *y, lvr_buf *out);
 void lvr_yaml_out_comment(lvr_yaml_out *y, const char *text);
 void lvr_yaml_out_map(lvr_yaml_out *y, const char *key); /* opens `key:` and indents */
+/* Opens a mapping as the next item of a sequence: the key that lvr_yaml_out_map opened last holds items only.
+ */
+void lvr_yaml_out_item(lvr_yaml_out *y);
 void lvr_yaml_out_end(lvr_yaml_out *y);
 void lvr_yaml_out_str(lvr_yaml_out *y, const char *key, const char *value);
 void lvr_yaml_out_u64(lvr_yaml_out *y, const char *key, uint64_t value);

@@ -104,6 +104,8 @@ static lvr_status run_work(lvr_run *r, lvr_error *err)
         return lvr_run_draft(r, err);
     case LVR_ACT_LAYER:
         return lvr_run_layer(r, err);
+    case LVR_ACT_SCORE:
+        return lvr_run_score(r, err);
     case LVR_ACT_HEAD:
         return lvr_run_head(r, err);
     case LVR_ACT_COMMIT:

@@ -115,12 +115,13 @@ lvr_status lvr_session_set_trace(lvr_session *s, lvr_trace_writer *writer, lvr_e
 typedef struct lvr_run_stats {
     uint64_t n_prefilled; /* of the prompt's tokens but the last: run; all of them unless interrupted */
     uint64_t n_prompt, n_tokens, rounds, drafted_rows, verified_rows, accepted, draft_steps;
-    uint64_t bytes_read; /* of the layers that this request's passes consumed */
+    uint64_t pruned_rows; /* of verified_rows: dropped before the last layer */
+    uint64_t bytes_read;  /* of the layers that this request's passes consumed */
     uint64_t prefill_ns, decode_ns, ttft_ns, wall_ns;
     uint64_t io_wait_ns; /* compute waited for flash */
     uint64_t io_busy_ns; /* at least one read in flight */
     uint64_t io_idle_ns; /* none, since the ring was full; serial mode, in which reads wait for compute: 0 */
-    uint64_t compute_ns, draft_ns, head_ns, plan_ns,
+    uint64_t compute_ns, draft_ns, head_ns, plan_ns, score_ns,
         commit_ns;                                 /* compute: embedding and layers of the target */
     uint64_t decode_io_busy_ns, decode_compute_ns; /* of the above, without the prompt's passes */
     uint64_t npu_ns;                               /* of compute_ns: on the accelerator */

@@ -42,6 +42,7 @@ static void count_round(lvr_run *r, const lvr_round_info *info)
         return;
     r->stats.rounds++;
     r->stats.verified_rows += info->n_rows;
+    r->stats.pruned_rows += info->n_rows - info->n_kept;
     r->stats.drafted_rows += info->n_rows - 1;
     r->stats.accepted += info->n_accepted;
 }
@@ -108,7 +109,7 @@ lvr_status lvr_run_commit(lvr_run *r, lvr_error *err)
     lvr_run_forget_tree(s);
     count_round(r, &info);
     close_log(r, &r->log);
-    lvr_record_tree(s->recorder, s->machine, &info, s->geometry.n_layers, r->work.commit.rows, kept);
+    lvr_record_tree(s->recorder, s->machine, &info, r->work.commit.rows, kept);
     const uint64_t t1 = lvr_now_ns();
     r->log.commit_ns = t1;
     lvr_record_round(s->recorder, &info, depth, &r->log);

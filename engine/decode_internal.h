@@ -60,6 +60,7 @@ void lvr_run_forget_tree(lvr_session *s);
 /* ---- decode_verify.c ---- */
 
 lvr_status lvr_run_layer(lvr_run *r, lvr_error *err);
+lvr_status lvr_run_score(lvr_run *r, lvr_error *err);
 lvr_status lvr_run_head(lvr_run *r, lvr_error *err);
 /* What comes before a layer on either unit; *ret_base: its staged weights, NULL if they are resident. */
 lvr_status lvr_run_begin_layer(lvr_run *r, const lvr_action *a, const uint8_t **ret_base, lvr_error *err);

@@ -34,6 +34,7 @@ void lvr_run_stats_add(lvr_run_stats *sum, const lvr_run_stats *one)
     sum->rounds += one->rounds;
     sum->drafted_rows += one->drafted_rows;
     sum->verified_rows += one->verified_rows;
+    sum->pruned_rows += one->pruned_rows;
     sum->accepted += one->accepted;
     sum->draft_steps += one->draft_steps;
     sum->bytes_read += one->bytes_read;
@@ -48,6 +49,7 @@ void lvr_run_stats_add(lvr_run_stats *sum, const lvr_run_stats *one)
     sum->draft_ns += one->draft_ns;
     sum->head_ns += one->head_ns;
     sum->plan_ns += one->plan_ns;
+    sum->score_ns += one->score_ns;
     sum->commit_ns += one->commit_ns;
     sum->decode_io_busy_ns += one->decode_io_busy_ns;
     sum->decode_compute_ns += one->decode_compute_ns;

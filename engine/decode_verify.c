@@ -1,4 +1,4 @@
-/* The target's side of a round on the CPU: embedding, layers and head. */
+/* The target's side of a round on the CPU: embedding, layers, scoring between them, and head. */
 #include "engine/decode_internal.h"
 
 #include "common/clock.h"
@@ -20,8 +20,9 @@ static lvr_status start_rows(lvr_run *r, const lvr_action *a, lvr_error *err)
     for (uint32_t i = 0; i < n; i++)
         fwd[i] = (lvr_fwd_row){.token = rows[i].token,
                                .position = rows[i].position,
-                               .slot = i,
-                               .parent_slot = rows[i].parent_row};
+                               .slot = rows[i].slot,
+                               .parent_slot =
+                                   rows[i].parent_row < 0 ? -1 : (int32_t)rows[rows[i].parent_row].slot};
     return lvr_forward_embed(f, fwd, n, err);
 }
 
@@ -50,7 +51,10 @@ lvr_status lvr_run_begin_layer(lvr_run *r, const lvr_action *a, const uint8_t **
     lvr_round_info info;
     lvr_round_get_info(s->machine, &info);
     *ret_base = a->layer.slot < 0 ? NULL : lvr_staging_slot(s->staging, (uint32_t)a->layer.slot);
-    return a->layer.layer == 0 ? embed(r, a, &info, err) : LVR_OK;
+    if (a->layer.layer == 0)
+        return embed(r, a, &info, err);
+    return a->layer.kept ? lvr_forward_keep(s->pair.target.forward, a->layer.kept, a->layer.n_rows, err)
+                         : LVR_OK;
 }
 
 /* A pass counts as far as its layers are done: with streamed layers it may take long. */
@@ -109,6 +113,40 @@ lvr_status lvr_run_layer(lvr_run *r, lvr_error *err)
     return lvr_run_end_layer(r, &r->work, r->work.layer.n_rows, &t, err);
 }
 
+/* Each row's node is asked for after its parent's row; the root has none. */
+static lvr_status score_rows(lvr_run *r, const lvr_action *a, lvr_exit_raw *ret, lvr_error *err)
+{
+    const lvr_row *rows = a->score.rows;
+    const uint32_t n = a->score.n_rows;
+    lvr_fwd_query queries[LVR_MAX_VERIFY_NODES];
+    if (n == 0 || n > LVR_MAX_VERIFY_NODES)
+        return lvr_fail(err, LVR_ERR_INVARIANT, "%u rows to score", n);
+    for (uint32_t i = 1; i < n; i++)
+        queries[i - 1] = (lvr_fwd_query){.row = (uint32_t)rows[i].parent_row, .token = rows[i].token};
+    ret[0] = (lvr_exit_raw){0};
+    return lvr_forward_scores(r->s->pair.target.forward, queries, n - 1, ret + 1, err);
+}
+
+lvr_status lvr_run_score(lvr_run *r, lvr_error *err)
+{
+    lvr_session *s = r->s;
+    const lvr_action a = r->work;
+    lvr_exit_raw raw[LVR_MAX_VERIFY_NODES];
+    lvr_round_info info;
+    lvr_round_get_info(s->machine, &info);
+    const uint64_t t0 = lvr_now_ns();
+    const lvr_status status = score_rows(r, &a, raw, err);
+    const uint64_t t1 = lvr_now_ns();
+    if (status != LVR_OK)
+        return status;
+    r->log.verify1_ns = t1;
+    r->stats.score_ns += t1 - t0;
+    lvr_record_kernel(s->recorder, info.round, 0, a.score.layer, LVR_OP_SCORE, a.score.n_rows,
+                      s->pair.target.kv.n_cached, (lvr_kernel_times){t0, t1});
+    const lvr_event event = {.kind = LVR_EV_SCORED, .scored = {.raw = raw}};
+    return lvr_run_feed_planning(r, &event, err);
+}
+
 /* The target's token after a row whose logits are given; -1: they are no numbers. */
 static int32_t choose_token(const lvr_run *r, uint32_t position, const float *logits)
 {
@@ -118,24 +156,23 @@ static int32_t choose_token(const lvr_run *r, uint32_t position, const float *lo
 
 /* All rows of the pass, as many at a time as there is room for logits. Tokens depend on their position alone,
  * so that those off the accepted path change nothing. */
-static void run_all_heads(lvr_run *r, uint32_t root_position)
+static void run_all_heads(lvr_run *r, const lvr_action *a)
 {
     lvr_side *t = &r->s->pair.target;
-    const lvr_tree *tree = lvr_round_tree(r->s->machine);
-    uint32_t n = 0, rows[LVR_PAIR_HEAD_CHUNK];
-    const uint32_t *nodes = lvr_round_rows(r->s->machine, &n);
+    const uint32_t n = a->head.n_rows;
+    uint32_t rows[LVR_PAIR_HEAD_CHUNK];
     for (uint32_t first = 0; first < n; first += t->n_logits) {
         const uint32_t part = lvr_min_u32(n - first, t->n_logits);
         for (uint32_t i = 0; i < part; i++)
             rows[i] = first + i;
         lvr_forward_heads(t->forward, rows, part, t->logits);
         for (uint32_t i = 0; i < part; i++)
-            r->row_tokens[first + i] = choose_token(r, root_position + tree->nodes[nodes[first + i]].depth,
-                                                    t->logits + (size_t)i * t->shape->vocab);
+            r->row_tokens[first + i] =
+                choose_token(r, a->head.rows[first + i].position, t->logits + (size_t)i * t->shape->vocab);
     }
 }
 
-static int32_t run_heads(lvr_run *r, const lvr_action *a, uint32_t root_position)
+static int32_t run_heads(lvr_run *r, const lvr_action *a)
 {
     lvr_side *t = &r->s->pair.target;
     if (a->head.n_rows == 1) {
@@ -143,7 +180,7 @@ static int32_t run_heads(lvr_run *r, const lvr_action *a, uint32_t root_position
         return choose_token(r, a->head.position, t->logits);
     }
     if (a->head.n_rows > 1)
-        run_all_heads(r, root_position);
+        run_all_heads(r, a);
     return r->row_tokens[a->head.row];
 }
 
@@ -153,7 +190,7 @@ lvr_status lvr_run_head(lvr_run *r, lvr_error *err)
     lvr_round_info info;
     lvr_round_get_info(s->machine, &info);
     const uint64_t t0 = lvr_now_ns();
-    const int32_t token = run_heads(r, &r->work, info.position);
+    const int32_t token = run_heads(r, &r->work);
     const uint64_t t1 = lvr_now_ns();
     if (token < 0)
         return lvr_fail_logits(lvr_pack_path(s->pair.target.pack), r->request, r->work.head.position + 1,

@@ -17,9 +17,6 @@
 
 /* Multiply-adds worth handing to another worker: a few tenths of a microsecond. */
 #define MIN_CHUNK_MACS 8192u
-/* Multiply-adds worth waking the pool for: about what waking a sleeping worker takes, some tens of
- * microseconds. Less stays on the caller. */
-#define MIN_POOL_MACS (5u << 18)
 /* An element of a norm (with its quantisation) or of attention counts as this many multiply-adds of a
  * product. */
 #define NORM_MACS 16u
@@ -123,7 +120,7 @@ static void work_add_product(work *w, lvr_range_fn body, uint64_t n_units, uint6
 
 static void work_run(work *w)
 {
-    lvr_phases_run(w->macs < MIN_POOL_MACS ? NULL : w->pool, w->phases, w->n);
+    lvr_phases_run(w->macs < LVR_MIN_POOL_MACS ? NULL : w->pool, w->phases, w->n);
 }
 
 /* ---- start of a pass ---- */

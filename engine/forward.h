@@ -8,6 +8,7 @@
 #define LVR_ENGINE_FORWARD_H
 
 #include "common/threads.h"
+#include "costmodel/core/exit.h"
 #include "engine/kv.h"
 #include "engine/model.h"
 
@@ -62,5 +63,23 @@ void lvr_forward_heads(lvr_forward *f, const uint32_t *rows, uint32_t n, float *
 /* As above; kernels and pool as in lvr_forward_layer_on. */
 void lvr_forward_heads_on(lvr_forward *f, const uint32_t *rows, uint32_t n, float *out,
                           const lvr_kernels *kernels, lvr_pool *pool);
+
+/* A verified node, asked for between two layers: its token, after its parent's row of the pass. */
+typedef struct lvr_fwd_query {
+    uint32_t row; /* the parent's, index among the pass's rows */
+    int32_t token;
+} lvr_fwd_query;
+
+/* ret[i]: the raw exit features of query i, from the rows as they are after the layers run so far. Bits as
+ * those of lvr_forward_heads at the same point, whatever is asked for together. Does not disturb the rows.
+ * Of a tree's pass; its first use allocates (lvr_forward_scores_bytes). A row that is none of the pass, a
+ * token outside the vocabulary or a prompt's pass is LVR_ERR_INVARIANT. */
+lvr_status lvr_forward_scores(lvr_forward *f, const lvr_fwd_query *queries, uint32_t n, lvr_exit_raw *ret,
+                              lvr_error *err);
+uint64_t lvr_forward_scores_bytes(const lvr_pack_tensor *head, uint32_t max_rows);
+/* The pass goes on with these of its rows alone, rows[n] ascending: row i of the pass is then the one that
+ * was row rows[i]. Scratch rows of the KV stay as they are. Of a tree's pass whose ancestors among the
+ * dropped rows are nobody's any more, else LVR_ERR_INVARIANT and nothing has changed. */
+lvr_status lvr_forward_keep(lvr_forward *f, const uint32_t *rows, uint32_t n, lvr_error *err);
 
 #endif

@@ -6,6 +6,10 @@
 #include "engine/forward.h"
 #include "engine/kernels/attention.h"
 
+/* Multiply-adds worth waking the pool for: about what waking a sleeping worker takes, some tens of
+ * microseconds. Less stays on the caller. */
+#define LVR_MIN_POOL_MACS (5u << 18)
+
 /* What a worker needs for itself in attention. */
 typedef struct worker_space {
     lvr_attention attention;
@@ -24,6 +28,8 @@ typedef struct quantised_rows {
     float *d;
     int16_t *hsum;
 } quantised_rows;
+
+typedef struct lvr_exit_space lvr_exit_space; /* of scoring (forward_exit.c) */
 
 struct lvr_forward {
     const lvr_model *model;
@@ -51,6 +57,8 @@ struct lvr_forward {
     quantised_rows mid_q;  /* of att, later of gate */
     float *rope;           /* [n_ctx][head_dim]: cos, sin, cos, sin, ... */
     worker_space *workers; /* [n_threads] */
+
+    lvr_exit_space *exit; /* NULL until rows are scored for the first time */
 };
 
 /* Quantisation blocks of n_in values. */
@@ -68,6 +76,10 @@ static inline uint32_t lvr_forward_position(const lvr_forward *f, uint32_t row)
 lvr_status lvr_forward_take_rows(lvr_forward *f, const lvr_fwd_row *rows, uint32_t n_rows, lvr_error *err);
 lvr_status lvr_forward_take_prompt(lvr_forward *f, const int32_t *tokens, uint32_t first_position, uint32_t n,
                                    lvr_error *err);
+
+/* ---- forward_exit.c ---- */
+
+void lvr_forward_exit_free(lvr_exit_space *e);
 
 /* Some heads in some rows: what attention handles at a time. */
 typedef struct lvr_attend_unit {

@@ -188,6 +188,7 @@ void lvr_forward_free(lvr_forward *f)
 {
     if (!f)
         return;
+    lvr_forward_exit_free(f->exit);
     free(f->slots);
     free(f->arena);
     free(f);

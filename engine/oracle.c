@@ -44,6 +44,8 @@ struct lvr_oracle {
     uint32_t expanded[LVR_MAX_EXPANSIONS], n_expanded; /* in the order of expansion */
     int32_t target_token[LVR_MAX_TREE_NODES];
     float p_target[LVR_MAX_TREE_NODES];
+    lvr_fwd_query queries[LVR_MAX_TREE_NODES]; /* of every node but the root */
+    lvr_exit_raw exits[LVR_EXIT_MAX_LAYERS][LVR_MAX_TREE_NODES];
     lvr_candidate candidates[LVR_MAX_EXPANSIONS * LVR_MAX_BRANCH];
     lvr_fwd_row rows[LVR_MAX_EXPANSIONS];
     int32_t prompt_tokens[LVR_MAX_PREFILL_ROWS];
@@ -62,7 +64,8 @@ typedef struct request {
 
 void lvr_oracle_caps_default(lvr_oracle_caps *caps)
 {
-    *caps = (lvr_oracle_caps){.branch = 8, .expansions = 160, .chain = 32, .depth = 32, .min_path = 0.005};
+    *caps = (lvr_oracle_caps){
+        .branch = 8, .expansions = 160, .chain = 32, .depth = 32, .min_path = 0.005, .exit_auto = true};
 }
 
 /* ---- opening ---- */
@@ -82,7 +85,36 @@ static lvr_status check_caps(const lvr_oracle_caps *c, lvr_error *err)
     if (!(c->min_path >= 0 && c->min_path <= 1))
         return lvr_fail(err, LVR_ERR_CONFIG, "oracle: least path probability %g, expected 0 to 1",
                         c->min_path);
+    if (c->n_exit_layers > LVR_EXIT_MAX_LAYERS)
+        return lvr_fail(err, LVR_ERR_CONFIG, "oracle: exit features after %u layers, expected at most %u",
+                        c->n_exit_layers, LVR_EXIT_MAX_LAYERS);
     return LVR_OK;
+}
+
+/* After the last layer there is nothing left to save. */
+static lvr_status check_exit_layers(const lvr_oracle_caps *c, uint32_t n_layers, lvr_error *err)
+{
+    for (uint32_t i = 0; i < c->n_exit_layers; i++)
+        if ((uint64_t)c->exit_layers[i] + 1 >= n_layers ||
+            (i > 0 && c->exit_layers[i] <= c->exit_layers[i - 1]))
+            return lvr_fail(err, LVR_ERR_CONFIG,
+                            "oracle: exit features after layer %u: expected ascending layers, from 0, before "
+                            "the last of %u (--exit-layers)",
+                            c->exit_layers[i], n_layers);
+    return LVR_OK;
+}
+
+/* After so many layers that a quarter, a half and three quarters of the work are done. */
+static void choose_exit_layers(lvr_oracle_caps *c, uint32_t n_layers)
+{
+    c->n_exit_layers = 0;
+    for (uint32_t quarter = 1; quarter <= 3; quarter++) {
+        const uint32_t done = (n_layers * quarter + 2) / 4;
+        if (done == 0 || done >= n_layers ||
+            (c->n_exit_layers > 0 && c->exit_layers[c->n_exit_layers - 1] == done - 1))
+            continue;
+        c->exit_layers[c->n_exit_layers++] = done - 1;
+    }
 }
 
 static void describe_geometry(lvr_oracle *o)
@@ -120,6 +152,11 @@ static lvr_status open_models(lvr_oracle *o, const lvr_session_config *c, lvr_er
         return lvr_fail(err, LVR_ERR_UNSUPPORTED,
                         "%s: %u layers, context %u: expected at most %u layers, and a context",
                         c->target_path, o->pair.target.shape->n_layers, o->n_ctx, LVR_MAX_LAYERS);
+    if (o->caps.exit_auto)
+        choose_exit_layers(&o->caps, o->pair.target.shape->n_layers);
+    status = check_exit_layers(&o->caps, o->pair.target.shape->n_layers, err);
+    if (status != LVR_OK)
+        return status;
     describe_geometry(o);
     const lvr_pair_sizes sizes = {
         .n_ctx = o->n_ctx,
@@ -133,6 +170,7 @@ static lvr_status open_models(lvr_oracle *o, const lvr_session_config *c, lvr_er
         .target_prompt_rows = o->config.prefill_chunk,
         .draft_prompt_rows = o->config.prefill_chunk,
         .target_logits = LVR_PAIR_HEAD_CHUNK,
+        .target_scores = o->caps.n_exit_layers > 0,
     };
     status = check_room(o, &sizes, err);
     if (status == LVR_OK)
@@ -494,6 +532,31 @@ static lvr_status sample_rows(request *q, uint32_t first, uint32_t n, lvr_error 
     return LVR_OK;
 }
 
+/* Every node's parent was expanded, and has a row. */
+static uint32_t list_queries(lvr_oracle *o)
+{
+    for (uint32_t i = 1; i < o->tree.n; i++)
+        o->queries[i - 1] = (lvr_fwd_query){.row = (uint32_t)o->slot[o->tree.nodes[i].parent],
+                                            .token = o->tree.nodes[i].token};
+    return o->tree.n - 1;
+}
+
+/* As run_target, with the nodes scored on the way. */
+static lvr_status run_scored(lvr_oracle *o, lvr_error *err)
+{
+    lvr_forward *f = o->pair.target.forward;
+    const uint32_t n_queries = list_queries(o);
+    uint32_t next = 0;
+    lvr_status status = lvr_forward_embed(f, o->rows, o->n_expanded, err);
+    for (uint32_t l = 0; status == LVR_OK && l < o->pair.target.shape->n_layers; l++) {
+        lvr_forward_layer(f, l, NULL);
+        if (next == o->caps.n_exit_layers || o->caps.exit_layers[next] != l)
+            continue;
+        status = lvr_forward_scores(f, o->queries, n_queries, o->exits[next++], err);
+    }
+    return status;
+}
+
 static lvr_status verify(request *q, uint32_t pos, lvr_error *err)
 {
     lvr_oracle *o = q->o;
@@ -502,7 +565,7 @@ static lvr_status verify(request *q, uint32_t pos, lvr_error *err)
         o->p_target[i] = NAN;
     }
     target_rows(q, pos);
-    lvr_status status = run_target(o, o->n_expanded, err);
+    lvr_status status = run_scored(o, err);
     for (uint32_t r = 0; status == LVR_OK && r < o->n_expanded; r += LVR_PAIR_HEAD_CHUNK)
         status = sample_rows(q, r, lvr_min_u32(o->n_expanded - r, LVR_PAIR_HEAD_CHUNK), err);
     return status == LVR_OK ? commit_first(&o->pair.target.kv, 1, err) : status;
@@ -529,6 +592,28 @@ static lvr_status follow_text(request *q, uint32_t pos, bool *on_path, lvr_error
         o->p_target[i] = q->p[at + 1];
     }
     return LVR_OK;
+}
+
+/* exits[layer][i]: of node i + 1. */
+static lvr_status put_exits(const request *q, uint32_t pos, lvr_error *err)
+{
+    const lvr_oracle *o = q->o;
+    lvr_status status = LVR_OK;
+    for (uint32_t i = 1; i < o->tree.n; i++) {
+        for (uint32_t l = 0; status == LVR_OK && l < o->caps.n_exit_layers; l++) {
+            const lvr_exit_raw *raw = &o->exits[l][i - 1];
+            const lvr_rec_exit rec = {.request = q->id,
+                                      .pos = pos,
+                                      .node = i,
+                                      .layer = o->caps.exit_layers[l],
+                                      .score = raw->score,
+                                      .slice_lse = raw->slice_lse,
+                                      .slice_max = raw->slice_max,
+                                      .slice_entropy = raw->slice_entropy};
+            status = lvr_trace_put_wait(q->lane, LVR_STREAM_EXIT, &rec, err);
+        }
+    }
+    return status;
 }
 
 static lvr_status put_tree(request *q, uint32_t pos, lvr_error *err)
@@ -576,6 +661,8 @@ static lvr_status teacher_force(request *q, lvr_error *err)
             status = grow(q, pos, err);
         if (status == LVR_OK)
             status = verify(q, pos, err);
+        if (status == LVR_OK)
+            status = put_exits(q, pos, err);
         if (status == LVR_OK)
             status = put_tree(q, pos, err);
         if (status == LVR_OK)

@@ -127,6 +127,13 @@ static uint64_t side_workspace_bytes(const lvr_side *side, const lvr_pair_sizes 
     return lvr_add_sat_u64(forward, (uint64_t)side->shape->vocab * own.n_logits * sizeof(float) + 3 * header);
 }
 
+static uint64_t score_bytes(const lvr_side *side, uint32_t rows)
+{
+    const lvr_pack_tensor *head = lvr_pack_resident_tensor(side->pack, LVR_ROLE_OUTPUT);
+    return lvr_forward_scores_bytes(head ? head : lvr_pack_resident_tensor(side->pack, LVR_ROLE_TOKEN_EMBD),
+                                    rows);
+}
+
 void lvr_pair_parts(const lvr_pair *p, const lvr_pair_sizes *sizes, lvr_budget_parts *ret)
 {
     const lvr_side *t = &p->target, *d = &p->draft;
@@ -135,6 +142,8 @@ void lvr_pair_parts(const lvr_pair *p, const lvr_pair_sizes *sizes, lvr_budget_p
     ret->kv_target_bytes = kv_bytes(t, sizes, sizes->target_scratch);
     ret->kv_draft_bytes = 0;
     ret->workspace_bytes = side_workspace_bytes(t, sizes, target_sizes(sizes));
+    if (sizes->target_scores)
+        ret->workspace_bytes = lvr_add_sat_u64(ret->workspace_bytes, score_bytes(t, sizes->target_rows));
     ret->draft_bytes = 0;
     if (!p->has_draft)
         return;

@@ -47,6 +47,7 @@ typedef struct lvr_pair_sizes {
     uint32_t target_rows, target_scratch; /* rows per call; scratch rows of the cache */
     uint32_t draft_rows, draft_scratch;
     uint32_t target_prompt_rows, draft_prompt_rows; /* rows of a prompt pass; 0: none */
+    bool target_scores;     /* the target's rows are scored between layers (lvr_forward_scores) */
     uint32_t target_logits; /* rows of target logits held at once, 1..LVR_PAIR_HEAD_CHUNK */
 } lvr_pair_sizes;
 

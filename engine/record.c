@@ -120,7 +120,7 @@ void lvr_record_round(lvr_recorder *r, const lvr_round_info *info, uint32_t dept
         .prefill = info->prefill,
         .n_nodes = info->n_rows,
         .depth = depth,
-        .n_kept = info->n_rows,
+        .n_kept = info->n_kept,
         .n_accepted = info->n_accepted,
         .n_drafted = info->n_drafted,
         .n_draft_steps = log->draft_steps,
@@ -153,14 +153,14 @@ static int32_t parent_row(const uint32_t *rows, uint32_t row, int32_t parent)
     return -1;
 }
 
-void lvr_record_tree(lvr_recorder *r, const lvr_round *m, const lvr_round_info *info, uint32_t n_layers,
-                     const uint32_t *kept, uint32_t n_kept)
+void lvr_record_tree(lvr_recorder *r, const lvr_round *m, const lvr_round_info *info, const uint32_t *kept,
+                     uint32_t n_kept)
 {
     if (!r)
         return;
     const lvr_tree *tree = lvr_round_tree(m);
     uint32_t n = 0, k = 0;
-    const uint32_t *rows = lvr_round_rows(m, &n);
+    const uint32_t *rows = lvr_round_rows(m, &n), *last_layers = lvr_round_last_layers(m);
     for (uint32_t row = 0; row < n; row++) {
         const lvr_node *node = &tree->nodes[rows[row]];
         const bool accepted = k < n_kept && kept[k] == row;
@@ -172,7 +172,7 @@ void lvr_record_tree(lvr_recorder *r, const lvr_round *m, const lvr_round_info *
             .parent = parent_row(rows, row, node->parent),
             .token = node->token,
             .p_draft = node->p_draft,
-            .last_layer = n_layers - 1,
+            .last_layer = last_layers[row],
             .accepted = accepted,
         };
         lvr_trace_put(r->lane, LVR_STREAM_ROUND_NODES, &rec);

@@ -45,8 +45,8 @@ typedef struct lvr_round_log {
 void lvr_record_round(lvr_recorder *r, const lvr_round_info *info, uint32_t depth, const lvr_round_log *log);
 /* The verified tree (nothing for prompt passes); kept: rows of the COMMIT action. Call before its event is
  * fed. */
-void lvr_record_tree(lvr_recorder *r, const lvr_round *m, const lvr_round_info *info, uint32_t n_layers,
-                     const uint32_t *kept, uint32_t n_kept);
+void lvr_record_tree(lvr_recorder *r, const lvr_round *m, const lvr_round_info *info, const uint32_t *kept,
+                     uint32_t n_kept);
 /* Depth of the tree that the current pass verifies. */
 uint32_t lvr_verified_depth(const lvr_round *m);
 

@@ -139,6 +139,7 @@ static lvr_pair_sizes sizes_of(const lvr_session *s)
         .draft_prompt_rows = prompt_rows,
         .draft_rows = LVR_DRAFT_MAX_ROWS,
         .draft_scratch = LVR_DRAFT_SCRATCH,
+        .target_scores = lvr_policy_prunes(&s->policy, s->pair.target.shape->n_layers),
         .target_logits = c->head == LVR_HEAD_EAGER ? lvr_min_u32(c->max_rows, LVR_PAIR_HEAD_CHUNK) : 1,
     };
 }

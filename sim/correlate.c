@@ -28,7 +28,7 @@ static const char *const stage_names[N_PASS_STAGES] = {"draft",  "flash_wait", "
 typedef struct pass {
     uint64_t round;
     bool prefill;
-    uint32_t rows, accepted;
+    uint32_t rows, kept, accepted;
     double ns[N_PASS_STAGES];
 } pass;
 
@@ -186,6 +186,7 @@ static stage stage_of(lvr_op op)
     case LVR_OP_EMBED:
         return STAGE_LAYER;
     case LVR_OP_HEAD:
+    case LVR_OP_SCORE: /* an early head */
         return STAGE_HEAD;
     case LVR_OP_COMMIT:
         return STAGE_COMMIT;
@@ -241,6 +242,7 @@ static lvr_status read_passes(measured *m, lvr_error *err)
         m->passes.items[m->passes.n++] = (pass){.round = r[i].round,
                                                 .prefill = r[i].prefill != 0,
                                                 .rows = r[i].n_nodes,
+                                                .kept = r[i].n_kept,
                                                 .accepted = r[i].n_accepted};
     }
     free(records);
@@ -450,7 +452,11 @@ static lvr_status simulated_passes(const lvr_sim_result *r, passes *ret, lvr_err
     for (size_t i = 0; i < ret->n; i++) {
         const lvr_sim_round *l = &r->round_log[i];
         pass *p = &ret->items[i];
-        *p = (pass){.round = i, .prefill = l->prefill, .rows = l->n_rows, .accepted = l->n_accepted};
+        *p = (pass){.round = i,
+                    .prefill = l->prefill,
+                    .rows = l->n_rows,
+                    .kept = l->n_kept,
+                    .accepted = l->n_accepted};
         for (int op = 0; op < LVR_OP_COUNT; op++)
             p->ns[stage_of((lvr_op)op)] += (double)l->op_ns[op];
         p->ns[STAGE_FLASH_WAIT] = (double)l->wait_ns;
@@ -467,7 +473,8 @@ static bool same_passes(const passes *a, const passes *b)
         return false;
     for (size_t i = 0; i < a->n; i++) {
         const pass *x = &a->items[i], *y = &b->items[i];
-        if (x->prefill != y->prefill || x->rows != y->rows || x->accepted != y->accepted)
+        if (x->prefill != y->prefill || x->rows != y->rows || x->kept != y->kept ||
+            x->accepted != y->accepted)
             return false;
     }
     return true;

@@ -38,7 +38,7 @@ typedef struct lvr_correlation {
     lvr_stage_error stages[LVR_CORRELATE_STAGES];
     uint32_t n_stages;
     bool commits_equal; /* token for token */
-    bool rounds_equal;  /* the same passes: rows and accepted nodes */
+    bool rounds_equal;  /* the same passes: rows, rows left and accepted nodes */
     uint64_t n_tokens, n_rounds, outside_nodes;
     double measured_tokens_per_s, simulated_tokens_per_s, tokens_per_s_error;
     double measured_acceptance_length, simulated_acceptance_length;

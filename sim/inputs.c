@@ -203,6 +203,7 @@ static lvr_status named(const char *name, const lvr_cost_model *m, lvr_policy_fi
     pf->policy.has_cost = true;
     pf->policy.cost = m->table;
     pf->policy.calibration = m->calibration;
+    pf->policy.exit = m->exit;
     pf->geometry = m->geometry;
     pf->geometry.place = lvr_cost_has_npu(&m->table) ? LVR_PLACE_AUTO : LVR_PLACE_CPU;
     pf->conditions = m->conditions;

@@ -20,9 +20,17 @@ typedef struct oracle_node {
     float p_draft;
     double path;          /* product of p_draft from the root */
     uint32_t first_child; /* index into `children` */
+    uint32_t first_exit;  /* index into `exits` */
+    uint16_t number;      /* in its tree */
     uint16_t n_children;
+    uint8_t n_exits;
     bool expanded;
 } oracle_node;
+
+typedef struct node_exit {
+    uint32_t layer;
+    lvr_exit_raw raw;
+} node_exit;
 
 typedef struct request {
     uint64_t id, prompt_hash;
@@ -48,6 +56,8 @@ struct lvr_outcome {
     uint32_t n_nodes, nodes_cap;
     uint32_t *children; /* node indices, by rank */
     uint32_t n_children;
+    node_exit *exits; /* a node's together */
+    uint32_t n_exits;
     uint32_t cap_branch, cap_depth;
     double cap_min_path;
     /* synthetic */
@@ -66,6 +76,7 @@ void lvr_outcome_free(lvr_outcome *o)
     free(o->requests);
     free(o->nodes);
     free(o->children);
+    free(o->exits);
     free(o);
 }
 
@@ -287,6 +298,7 @@ static lvr_status add_node(lvr_trace *t, lvr_outcome *o, const lvr_rec_tree *v, 
     o->nodes[o->n_nodes++] = (oracle_node){.token = v->token,
                                            .p_draft = v->p_draft,
                                            .path = above * (double)v->p_draft,
+                                           .number = (uint16_t)v->node,
                                            .expanded = v->expanded != 0};
     if (v->node > 0)
         links[v->node - 1] = (parent_rank){.parent = (uint32_t)v->parent, .rank = v->rank, .node = v->node};
@@ -352,6 +364,86 @@ out:
     return st;
 }
 
+/* ---- exit features of an oracle trace ---- */
+
+/* The node that the row is about; NULL: there is none. */
+static oracle_node *exit_node(const lvr_outcome *o, const lvr_rec_exit *x)
+{
+    const request *r = find_request(o, x->request);
+    if (!r || x->pos + 1 < r->n_prompt || x->pos > r->n_prompt - 1 + r->n_output)
+        return NULL;
+    const uint32_t root = r->roots[x->pos - (r->n_prompt - 1)];
+    if (root == UINT32_MAX || x->node == 0 || x->node >= o->n_nodes - root)
+        return NULL;
+    oracle_node *v = &o->nodes[root + x->node];
+    return v->number == x->node ? v : NULL;
+}
+
+/* A node's rows stand together, layers ascending. */
+static lvr_status add_exit(lvr_trace *t, lvr_outcome *o, const lvr_rec_exit *x, lvr_error *err)
+{
+    oracle_node *v = exit_node(o, x);
+    if (!v)
+        return lvr_fail(err, LVR_ERR_FORMAT,
+                        "%s: /exit: request %" PRIu64
+                        " position %u node %u is no node of /trees, or its root",
+                        lvr_trace_path(t), x->request, x->pos, x->node);
+    const bool first = v->n_exits == 0;
+    if (!first && (v->first_exit + v->n_exits != o->n_exits || o->exits[o->n_exits - 1].layer >= x->layer ||
+                   v->n_exits == LVR_EXIT_MAX_LAYERS))
+        return lvr_fail(err, LVR_ERR_FORMAT,
+                        "%s: /exit: request %" PRIu64 " position %u node %u: expected its rows together, one "
+                        "for each of at most %u layers, ascending",
+                        lvr_trace_path(t), x->request, x->pos, x->node, LVR_EXIT_MAX_LAYERS);
+    if (first)
+        v->first_exit = o->n_exits;
+    v->n_exits++;
+    o->exits[o->n_exits++] = (node_exit){.layer = x->layer,
+                                         .raw = {.score = x->score,
+                                                 .slice_lse = x->slice_lse,
+                                                 .slice_max = x->slice_max,
+                                                 .slice_entropy = x->slice_entropy}};
+    return LVR_OK;
+}
+
+static lvr_status load_exits(lvr_trace *t, lvr_outcome *o, lvr_error *err)
+{
+    const uint64_t n = lvr_trace_rows(t, LVR_STREAM_EXIT);
+    lvr_status st = LVR_OK;
+    if (n == 0)
+        return LVR_OK;
+    if (n >= UINT32_MAX)
+        return lvr_fail(err, LVR_ERR_FORMAT, "%s: /exit: %" PRIu64 " rows; expected fewer than 2^32",
+                        lvr_trace_path(t), n);
+    lvr_rec_exit *rows = malloc(READ_ROWS * sizeof(*rows));
+    o->exits = malloc(n * sizeof(*o->exits));
+    if (!rows || !o->exits)
+        st = lvr_fail(err, LVR_ERR_NOMEM, "%s: out of memory for its exit features", lvr_trace_path(t));
+    for (uint64_t first = 0; first < n && !st; first += READ_ROWS) {
+        const uint64_t count = n - first < READ_ROWS ? n - first : READ_ROWS;
+        st = lvr_trace_read(t, LVR_STREAM_EXIT, first, count, rows, err);
+        for (uint64_t i = 0; i < count && !st; i++)
+            st = add_exit(t, o, &rows[i], err);
+    }
+    free(rows);
+    return st;
+}
+
+bool lvr_outcome_exit(const lvr_outcome *o, uint64_t node, uint32_t layer, lvr_exit_raw *ret)
+{
+    if (node == LVR_NO_NODE || o->synthetic)
+        return false;
+    const oracle_node *v = &o->nodes[node];
+    for (uint32_t i = 0; i < v->n_exits; i++) {
+        const node_exit *x = &o->exits[v->first_exit + i];
+        if (x->layer != layer)
+            continue;
+        *ret = x->raw;
+        return true;
+    }
+    return false;
+}
+
 lvr_status lvr_outcome_from_oracle(lvr_trace *t, lvr_outcome **ret, lvr_error *err)
 {
     const lvr_trace_meta *meta = lvr_trace_get_meta(t);
@@ -376,6 +468,8 @@ lvr_status lvr_outcome_from_oracle(lvr_trace *t, lvr_outcome **ret, lvr_error *e
         st = load_tokens(t, o, err);
     if (!st)
         st = load_trees(t, o, err);
+    if (!st)
+        st = load_exits(t, o, err);
     if (st) {
         lvr_outcome_free(o);
         return st;

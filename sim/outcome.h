@@ -2,6 +2,7 @@
 #ifndef LVR_SIM_OUTCOME_H
 #define LVR_SIM_OUTCOME_H
 
+#include "costmodel/core/exit.h"
 #include "sim/sim.h"
 
 #define LVR_NO_NODE UINT64_MAX
@@ -16,6 +17,9 @@ uint64_t lvr_outcome_root(const lvr_outcome *o, uint32_t request, uint32_t pos);
  * for than were recorded per node. */
 bool lvr_outcome_children(const lvr_outcome *o, uint64_t node, uint32_t branch, lvr_candidate *ret_children,
                           uint64_t *ret_handles);
+
+/* The raw exit features recorded for a node after a target layer. False: none are. */
+bool lvr_outcome_exit(const lvr_outcome *o, uint64_t node, uint32_t layer, lvr_exit_raw *ret);
 
 /* The target's token at logical position `pos`; -1 beyond what is known. */
 int32_t lvr_outcome_token(const lvr_outcome *o, uint32_t request, uint32_t pos);

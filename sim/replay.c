@@ -7,7 +7,7 @@
  * Laws checked at the end (LVR_ERR_INVARIANT):
  *   SIM-BYTES   bytes consumed = passes x streamed bytes; bytes submitted - consumed are at most the ring
  *   SIM-READS   every submitted read has ended or is still queued
- *   SIM-ROWS    each pass ran every layer once over its rows
+ *   SIM-ROWS    each pass ran every layer once over the rows that were left
  *   SIM-TOKENS  committed = accepted + rounds = the outcome source's own text
  *   SIM-TIME    simulated time = compute on the CPU + waiting for flash + waiting for the accelerator (the
  * host does one thing at a time)
@@ -24,7 +24,8 @@
 typedef struct totals {
     uint64_t submitted_bytes, consumed_bytes;
     uint64_t reads, reads_fed;
-    uint64_t passes, layer_calls, layer_rows, pass_rows;
+    uint64_t passes, layer_calls, layer_rows;
+    uint64_t row_layers; /* layers that the machine says its rows went through */
 } totals;
 
 typedef struct replay {
@@ -56,6 +57,8 @@ typedef struct replay {
     uint64_t handles[LVR_MAX_TREE_NODES]; /* tree node -> outcome node */
     lvr_candidate candidates[LVR_MAX_EXPANSIONS * LVR_MAX_BRANCH];
     uint64_t child_handles[LVR_MAX_EXPANSIONS * LVR_MAX_BRANCH];
+    lvr_exit_raw raw[LVR_MAX_VERIFY_NODES]; /* of the SCORE action's rows */
+    bool unknown[LVR_MAX_VERIFY_NODES];
 } replay;
 
 void lvr_sim_result_free(lvr_sim_result *r)
@@ -195,7 +198,6 @@ static lvr_status begin_pass(replay *p, const lvr_action *a, uint32_t context, l
     lvr_compute_times t = {0};
     if (!a->layer.prefill)
         count_unrecorded(p, a);
-    p->sum.pass_rows += a->layer.n_rows;
     const lvr_status st = run_op(p, LVR_OP_EMBED, UINT32_MAX, a->layer.n_rows, context, &t, err);
     p->times.verify0_ns = t.start_ns;
     return st;
@@ -277,6 +279,31 @@ static lvr_status do_layer(replay *p, const lvr_action *a, lvr_error *err)
     return st;
 }
 
+/* The features are the target's, but no more than the engine knows at this point. Whatever is not recorded
+ * stays, and its fate is not known. */
+static void look_up_scores(replay *p, const lvr_action *a)
+{
+    const bool any_will_do = p->c->policy->ops->keeps_blindly;
+    for (uint32_t i = 0; i < a->score.n_rows; i++) {
+        p->raw[i] = (lvr_exit_raw){0};
+        p->unknown[i] =
+            i > 0 && !any_will_do &&
+            !lvr_outcome_exit(p->c->outcome, p->handles[a->score.rows[i].node], a->score.layer, &p->raw[i]);
+        p->r.outside_nodes += p->unknown[i];
+    }
+}
+
+static lvr_status do_score(replay *p, const lvr_action *a, lvr_error *err)
+{
+    lvr_round_info info;
+    lvr_compute_times t = {0};
+    lvr_round_get_info(p->machine, &info);
+    look_up_scores(p, a);
+    const lvr_status st = run_op(p, LVR_OP_SCORE, a->score.layer, a->score.n_rows, info.position, &t, err);
+    p->times.verify1_ns = t.end_ns;
+    return st ? st : lvr_sim_device_signal(&p->dev, LVR_EV_SCORED, err);
+}
+
 static lvr_status do_head(replay *p, const lvr_action *a, lvr_error *err)
 {
     /* A table with one knot knows no price of many rows at once: it counts once a row (lvr_cost_heads_ns). */
@@ -320,14 +347,28 @@ static lvr_status keep_round(replay *p, lvr_error *err)
     return LVR_OK;
 }
 
+static uint64_t row_layers(const replay *p, const lvr_round_info *info)
+{
+    uint32_t n = 0;
+    uint64_t sum = 0;
+    if (info->prefill)
+        return (uint64_t)info->n_rows * p->c->geometry->n_layers;
+    lvr_round_rows(p->machine, &n);
+    for (uint32_t r = 0; r < n; r++)
+        sum += lvr_round_last_layers(p->machine)[r] + 1;
+    return sum;
+}
+
 static void count_pass(replay *p, const lvr_round_info *info)
 {
     p->sum.passes++;
+    p->sum.row_layers += row_layers(p, info);
     if (info->prefill)
         return;
     p->r.rounds++;
     p->r.rounds_per_request[p->index]++;
     p->r.verified_rows += info->n_rows;
+    p->r.pruned_rows += info->n_rows - info->n_kept;
     p->r.drafted_rows += info->n_rows - 1;
     p->r.accepted += info->n_accepted;
 }
@@ -339,6 +380,7 @@ static lvr_status close_pass(replay *p, const lvr_action *a, lvr_compute_times t
     count_pass(p, &info);
     p->pass.prefill = info.prefill;
     p->pass.n_rows = info.n_rows;
+    p->pass.n_kept = info.n_kept;
     p->pass.n_accepted = info.n_accepted;
     p->pass.end_ns = t.end_ns;
     p->times.info = info;
@@ -379,6 +421,8 @@ static lvr_status do_action(replay *p, const lvr_action *a, lvr_error *err)
         return do_draft(p, a, err);
     case LVR_ACT_LAYER:
         return do_layer(p, a, err);
+    case LVR_ACT_SCORE:
+        return do_score(p, a, err);
     case LVR_ACT_HEAD:
         return do_head(p, a, err);
     case LVR_ACT_COMMIT:
@@ -478,6 +522,10 @@ static lvr_status feed(replay *p, const lvr_sim_event *e, lvr_error *err)
             wait_for_ticket(p, LVR_OP_DRAFT);
         p->draft_ticket = false;
         return feed_draft(p, err);
+    case LVR_EV_SCORED: {
+        const lvr_event scored = {.kind = LVR_EV_SCORED, .scored = {.raw = p->raw, .unknown = p->unknown}};
+        return step_and_plan(p, &scored, false, err);
+    }
     case LVR_EV_HEAD_DONE:
         return feed_head(p, err);
     case LVR_EV_COMMIT_DONE:
@@ -631,8 +679,8 @@ static lvr_status check_laws(const replay *p, lvr_error *err)
         st = law(s->reads == s->reads_fed + p->dev.queue.n, "SIM-READS", s->reads,
                  s->reads_fed + p->dev.queue.n, err);
     if (!st)
-        st = law(s->layer_calls == s->passes * g->n_layers && s->layer_rows == s->pass_rows * g->n_layers,
-                 "SIM-ROWS", s->layer_rows, s->pass_rows * g->n_layers, err);
+        st = law(s->layer_calls == s->passes * g->n_layers && s->layer_rows == s->row_layers, "SIM-ROWS",
+                 s->layer_rows, s->row_layers, err);
     if (!st)
         st = law(p->r.n_tokens == p->r.accepted + p->r.rounds, "SIM-TOKENS (accepted + rounds)",
                  p->r.n_tokens, p->r.accepted + p->r.rounds, err);
@@ -694,6 +742,13 @@ static lvr_status check_config(const lvr_sim_config *c, uint32_t n, lvr_error *e
             "and cannot price flash; fit it also on a trace with streamed layers (--resident, "
             "--dram-budget), or name a device (--emulate-flash)",
             lvr_geometry_stream_bytes(c->geometry));
+    if (lvr_outcome_synthetic(c->outcome) && !c->policy->ops->keeps_blindly &&
+        lvr_policy_prunes(c->policy, c->geometry->n_layers))
+        return lvr_fail(
+            err, LVR_ERR_CONFIG,
+            "policy %s drops rows by what the target's layers say of them, which %s does not know; replay an "
+            "oracle trace (lever record --oracle), or leave pruning out (--set prune=off)",
+            c->policy->ops->name, lvr_outcome_source(c->outcome));
     if (n == 0)
         return lvr_fail(err, LVR_ERR_USAGE, "simulation: no requests");
     for (uint32_t i = 0; i < n; i++) {
@@ -761,6 +816,7 @@ static void close_result(replay *p)
     r->npu_max_rows = p->dev.npu.max_rows[LVR_OP_LAYER];
     r->head_ns = c->op[LVR_OP_HEAD].ns;
     r->plan_ns = c->op[LVR_OP_PLAN].ns;
+    r->score_ns = c->op[LVR_OP_SCORE].ns;
     r->commit_ns = c->op[LVR_OP_COMMIT].ns;
     for (int op = 0; op < LVR_OP_COUNT; op++)
         r->max_rows[op] = c->op[op].max_rows;

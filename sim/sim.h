@@ -67,7 +67,7 @@ typedef struct lvr_sim_config {
 typedef struct lvr_sim_round {
     uint32_t request; /* index into the run's requests */
     bool prefill;
-    uint32_t n_rows, n_accepted;
+    uint32_t n_rows, n_kept, n_accepted; /* n_kept: went through all layers */
     uint64_t start_ns, end_ns;
     uint64_t
         op_ns[LVR_OP_COUNT]; /* of the host's time, by operator: computing, or waiting for the accelerator */
@@ -77,10 +77,11 @@ typedef struct lvr_sim_round {
 typedef struct lvr_sim_result {
     uint64_t n_tokens, rounds, drafted_rows, verified_rows, accepted, draft_steps, bytes_read, events,
         outside_nodes;
+    uint64_t pruned_rows; /* of verified_rows: dropped before the last layer */
     uint64_t prefill_ns, decode_ns, simulated_ns, ttft_ns; /* ttft: mean over requests */
     uint64_t n_prompt;                                     /* prompt tokens */
     uint64_t flash_idle_ns; /* nothing was in flight since the ring was full; serial mode: 0 */
-    uint64_t flash_busy_ns, compute_busy_ns, flash_wait_ns, draft_ns, layer_ns, head_ns, plan_ns,
+    uint64_t flash_busy_ns, compute_busy_ns, flash_wait_ns, draft_ns, layer_ns, head_ns, plan_ns, score_ns,
         commit_ns;                     /* layer: embedding too, and tickets from start to end */
     uint64_t npu_busy_ns, npu_wait_ns; /* wait: the host had nothing to do until its ticket was done */
     uint64_t npu_tickets;

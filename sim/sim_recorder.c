@@ -151,7 +151,7 @@ static lvr_status record_tree(lvr_sim_recorder *r, const lvr_round *machine, con
 {
     lvr_status st = LVR_OK;
     uint32_t n = 0, next_kept = 0;
-    const uint32_t *rows = lvr_round_rows(machine, &n);
+    const uint32_t *rows = lvr_round_rows(machine, &n), *last_layers = lvr_round_last_layers(machine);
     const lvr_tree *tree = lvr_round_tree(machine);
     for (uint32_t i = 0; i < n && !st; i++) {
         const lvr_node *v = &tree->nodes[rows[i]];
@@ -163,7 +163,7 @@ static lvr_status record_tree(lvr_sim_recorder *r, const lvr_round *machine, con
                                         .parent = v->parent < 0 ? -1 : row_of(rows, i, v->parent),
                                         .token = v->token,
                                         .p_draft = v->p_draft,
-                                        .last_layer = r->n_layers - 1,
+                                        .last_layer = last_layers[i],
                                         .accepted = kept};
         st = lvr_trace_put_wait(r->lane, LVR_STREAM_ROUND_NODES, &rec, err);
     }
@@ -191,7 +191,7 @@ lvr_status lvr_sim_record_pass(lvr_sim_recorder *r, const lvr_round *machine, co
                                .prefill = pass->info.prefill,
                                .n_nodes = pass->info.n_rows,
                                .depth = depth_of(machine),
-                               .n_kept = pass->info.n_rows,
+                               .n_kept = pass->info.n_kept,
                                .n_accepted = pass->info.n_accepted,
                                .n_drafted = pass->info.n_drafted,
                                .n_draft_steps = pass->n_draft_steps,

@@ -63,6 +63,7 @@ static void json_figures(const lvr_sim_report *r, lvr_json *j)
     lvr_json_double(j, "mean_acceptance_length", per((double)s->n_tokens, (double)s->rounds));
     lvr_json_double(j, "acceptance_rate", per((double)s->accepted, (double)s->drafted_rows));
     lvr_json_u64(j, "verified_rows", s->verified_rows);
+    lvr_json_u64(j, "pruned_rows", s->pruned_rows);
     lvr_json_u64(j, "draft_steps", s->draft_steps);
     lvr_json_u64(j, "bytes_read", s->bytes_read);
     lvr_json_double(j, "io_s", seconds(s->flash_busy_ns));
@@ -72,6 +73,7 @@ static void json_figures(const lvr_sim_report *r, lvr_json *j)
     lvr_json_double(j, "head_s", seconds(s->head_ns));
     lvr_json_double(j, "draft_s", seconds(s->draft_ns));
     lvr_json_double(j, "plan_s", seconds(s->plan_ns));
+    lvr_json_double(j, "score_s", seconds(s->score_ns));
     lvr_json_double(j, "commit_s", seconds(s->commit_ns));
     lvr_json_double(j, "simulated_s", seconds(s->simulated_ns));
     lvr_json_double(j, "io_share", io_share(r));
@@ -177,6 +179,9 @@ void lvr_sim_report_text(const lvr_sim_report *r, lvr_buf *out)
         out, "  rows           %.2f a round, %.3f of the drafted were accepted, %" PRIu64 " draft steps\n",
         per((double)s->verified_rows, (double)s->rounds),
         s->drafted_rows ? (double)s->accepted / (double)s->drafted_rows : 0.0, s->draft_steps);
+    if (s->pruned_rows > 0)
+        lvr_buf_printf(out, "  pruning        %.2f rows a round dropped on the way, scoring %.6f s\n",
+                       per((double)s->pruned_rows, (double)s->rounds), seconds(s->score_ns));
     lvr_buf_printf(out, "  simulated      %.6f s: prefill %.6f, decode %.6f; first token after %.6f\n",
                    seconds(s->simulated_ns), seconds(s->prefill_ns), seconds(s->decode_ns),
                    seconds(s->ttft_ns));

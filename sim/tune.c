@@ -81,9 +81,20 @@ static lvr_status add_schedule(search *s, lvr_error *err)
     return LVR_OK;
 }
 
+/* Nothing to drop rows by: no predictor, or no features to replay it on. */
+static bool of_pruning(const lvr_param *p)
+{
+    return strcmp(p->name, "prune") == 0 || strcmp(p->name, "theta") == 0;
+}
+
+static bool can_prune(const search *s)
+{
+    return s->c->start->policy.exit.n > 0 && !lvr_outcome_synthetic(s->c->tune);
+}
+
 static bool is_searched(const search *s, const lvr_param *p)
 {
-    return p->tunable && p->type != LVR_PARAM_STR && p != s->lambda;
+    return p->tunable && p->type != LVR_PARAM_STR && p != s->lambda && (!of_pruning(p) || can_prune(s));
 }
 
 static bool is_fixed(const search *s, const lvr_param *p)

@@ -230,6 +230,10 @@ static oracle_key key_of(lvr_stream stream, const void *record)
         const lvr_rec_tree *r = record;
         return (oracle_key){true, r->request, r->pos};
     }
+    if (stream == LVR_STREAM_EXIT) {
+        const lvr_rec_exit *r = record;
+        return (oracle_key){true, r->request, r->pos};
+    }
     const lvr_rec_draft_topk *r = record;
     return (oracle_key){true, r->request, r->pos};
 }
@@ -324,6 +328,7 @@ static bool keep(const cut *c, lvr_stream stream, const void *record)
         return !c->by_round || keep_by_round(c, stream, record);
     case LVR_STREAM_TREES:
     case LVR_STREAM_DRAFT_TOPK:
+    case LVR_STREAM_EXIT: /* put before its position's tree, so whole wherever that is */
         return !c->by_key || keep_by_key(c, stream, record);
     case LVR_STREAM_TOKENS:
         return c->by_key ? keep_token_by_key(c, record) : !c->by_round || keep_token_by_round(c, record);

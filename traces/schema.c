@@ -16,6 +16,7 @@ _Static_assert(sizeof(lvr_rec_tree) == 56, "implicit padding or a changed format
 _Static_assert(sizeof(lvr_rec_draft_topk) == 24, "implicit padding or a changed format");
 _Static_assert(sizeof(lvr_rec_bench) == 64, "implicit padding or a changed format");
 _Static_assert(sizeof(lvr_rec_memory) == 40, "implicit padding or a changed format");
+_Static_assert(sizeof(lvr_rec_exit) == 40, "implicit padding or a changed format");
 _Static_assert(sizeof(lvr_rec_round) <= LVR_RECORD_MAX_BYTES, "the largest record must fit a ring slot");
 
 static const char *pick(const char *const *names, uint32_t n, uint32_t value)
@@ -197,6 +198,20 @@ static const lvr_field memory_fields[] = {
     FIELD(lvr_rec_memory, majflt, "majflt", "1", "major page faults of the process since its start"),
 };
 
+static const lvr_field exit_fields[] = {
+    FIELD(lvr_rec_exit, request, "request", "1", "requests.id"),
+    FIELD(lvr_rec_exit, pos, "pos", "tokens", "position of the root"),
+    FIELD(lvr_rec_exit, node, "node", "1", "number in this position's tree; the root has no row"),
+    FIELD(lvr_rec_exit, layer, "layer", "1", "the target layer after which this was seen"),
+    FIELD(lvr_rec_exit, score, "score", "1",
+          "early head: product of the parent's row after the layer, normalised as before the head, with the "
+          "head's row of the node's token"),
+    FIELD(lvr_rec_exit, slice_lse, "slice_lse", "1",
+          "log sum exp of its products with 256 of the head's rows, evenly spread over the vocabulary"),
+    FIELD(lvr_rec_exit, slice_max, "slice_max", "1", "the largest of them"),
+    FIELD(lvr_rec_exit, slice_entropy, "slice_entropy", "nats", "entropy of their softmax"),
+};
+
 #define STREAM(path, rec, fields, text)                                                                      \
     {                                                                                                        \
         path, text, sizeof(rec), fields, sizeof(fields) / sizeof(fields[0])                                  \
@@ -219,6 +234,8 @@ static const lvr_stream_desc streams[LVR_STREAM_COUNT] = {
         STREAM("/bench", lvr_rec_bench, bench_fields, "aggregates of micro-benchmarks and imports"),
     [LVR_STREAM_MEMORY] = STREAM("/device/memory", lvr_rec_memory, memory_fields,
                                  "memory, sampled once a second by the recorder"),
+    [LVR_STREAM_EXIT] = STREAM("/exit", lvr_rec_exit, exit_fields,
+                               "oracle: what the exit predictor may see of the nodes between target layers"),
 };
 /* clang-format on */
 

@@ -1,5 +1,5 @@
 /*
- * Records of the trace format `lever-trace` 1.0 (traces/FORMAT.md): one struct per stream, the same in the
+ * Records of the trace format `lever-trace` 1.1 (traces/FORMAT.md): one struct per stream, the same in the
  * recorder's rings, in HDF5 (compound types built from the field tables in schema.c) and in the simulator.
  * Times: ns of CLOCK_MONOTONIC_RAW. Sizes: bytes. Every struct is at most LVR_RECORD_MAX_BYTES, without
  * implicit padding that would leak indeterminate bytes (zero records before filling them).
@@ -12,7 +12,7 @@
 
 #define LVR_TRACE_SCHEMA "lever-trace"
 #define LVR_TRACE_VERSION_MAJOR 1
-#define LVR_TRACE_VERSION_MINOR 0
+#define LVR_TRACE_VERSION_MINOR 1
 
 typedef enum lvr_stream {
     LVR_STREAM_REQUESTS,
@@ -25,6 +25,7 @@ typedef enum lvr_stream {
     LVR_STREAM_DRAFT_TOPK,
     LVR_STREAM_BENCH,
     LVR_STREAM_MEMORY, /* /device/memory */
+    LVR_STREAM_EXIT,   /* since 1.1 */
     LVR_STREAM_COUNT
 } lvr_stream;
 
@@ -127,6 +128,14 @@ typedef struct lvr_rec_memory {
     uint64_t t_ns;
     uint64_t rss_bytes, available_bytes, swap_bytes, majflt;
 } lvr_rec_memory;
+
+/* What the exit predictor may see of a node of /trees after a target layer (costmodel/core/exit.h). */
+typedef struct lvr_rec_exit {
+    uint64_t request;
+    uint32_t pos, node, layer;
+    float score, slice_lse, slice_max, slice_entropy;
+    uint32_t reserved;
+} lvr_rec_exit;
 
 typedef enum lvr_field_type {
     LVR_FIELD_U32,

@@ -80,8 +80,8 @@ lvr_status lvr_trace_writer_open(const char *path, const lvr_trace_meta *meta, b
 lvr_status lvr_trace_lane_new(lvr_trace_writer *w, size_t capacity, lvr_trace_lane **ret, lvr_error *err);
 /* Never blocks, never calls HDF5: a full ring counts the record as dropped. `record` is the stream's struct.
  * Order: the rows of a round before the row in /rounds, a request's row when it ends; oracle requests in
- * ascending id, positions in ascending pos, one position's rows together. An incomplete trace is cut by that
- * order. */
+ * ascending id, positions in ascending pos, one position's rows together, those of /exit before its tree. An
+ * incomplete trace is cut by that order. */
 void lvr_trace_put(lvr_trace_lane *lane, lvr_stream stream, const void *record);
 /* For recordings whose time does not matter (oracle): waits while the ring is full; returns the writer's
  * error if it failed. */

@@ -41,6 +41,7 @@ typedef struct lvr_validator {
         lvr_rec_round round;
         lvr_rec_draft_topk topk;
         lvr_rec_memory memory;
+        lvr_rec_exit exit;
     } previous;
     bool has_previous;
     lvr_stream_stats stats[LVR_STREAM_COUNT];

@@ -263,6 +263,33 @@ static void topk_row(lvr_validator *v, uint64_t row, const lvr_rec_draft_topk *r
     v->previous.topk = *r;
 }
 
+static bool comes_after(const lvr_rec_exit *a, const lvr_rec_exit *b)
+{
+    if (a->request != b->request)
+        return a->request > b->request;
+    if (a->pos != b->pos)
+        return a->pos > b->pos;
+    return a->node != b->node ? a->node > b->node : a->layer > b->layer;
+}
+
+static void exit_row(lvr_validator *v, uint64_t row, const lvr_rec_exit *r)
+{
+    const lvr_trace_meta *meta = &v->trace->meta;
+    const float values[] = {r->score, r->slice_lse, r->slice_max, r->slice_entropy};
+    check_request(v, row, r->request);
+    if (r->node == 0)
+        lvr_finding(v, row, "node is 0, but the root is never scored");
+    if (meta->target.n_layers > 0 && (uint64_t)r->layer + 1 >= meta->target.n_layers)
+        lvr_finding(v, row, "layer is %" PRIu32 ", expected one before the last of %" PRIu32, r->layer,
+                    meta->target.n_layers);
+    for (size_t i = 0; i < sizeof values / sizeof values[0]; i++)
+        if (!isfinite(values[i]))
+            lvr_finding(v, row, "a feature is %g, expected a finite number", (double)values[i]);
+    if (v->has_previous && !comes_after(r, &v->previous.exit))
+        lvr_finding(v, row, "request, pos, node, layer are not in ascending order");
+    v->previous.exit = *r;
+}
+
 static void bench_row(lvr_validator *v, uint64_t row, const lvr_rec_bench *r)
 {
     const double ns[] = {r->mean_ns, r->p50_ns, r->p90_ns, r->p99_ns};
@@ -318,6 +345,9 @@ lvr_status lvr_validate_row(lvr_validator *v, uint64_t row, const void *record, 
         break;
     case LVR_STREAM_MEMORY:
         memory_row(v, row, record);
+        break;
+    case LVR_STREAM_EXIT:
+        exit_row(v, row, record);
         break;
     case LVR_STREAM_COUNT:
         break;

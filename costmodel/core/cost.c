@@ -4,7 +4,8 @@
 #include <math.h>
 #include <string.h>
 
-static const char *const op_names[LVR_OP_COUNT] = {"draft", "layer", "head", "embed", "commit", "plan"};
+static const char *const op_names[LVR_OP_COUNT] = {"draft",  "layer", "head", "embed",
+                                                   "commit", "plan",  "score"};
 
 const char *lvr_op_name(lvr_op op)
 {
@@ -356,6 +357,8 @@ lvr_status lvr_cost_table_from_yaml(const lvr_yaml_node *map, lvr_cost_table *re
     const lvr_yaml_node *sub = NULL;
     lvr_status st = LVR_OK;
     for (int op = 0; op < LVR_OP_COUNT && st == LVR_OK; op++) {
+        if (op == LVR_OP_SCORE && !lvr_yaml_find(map, op_names[op]))
+            continue;
         st = lvr_yaml_get_map(map, op_names[op], &sub, err);
         if (st == LVR_OK)
             st = op_from_yaml(sub, &t.op[op], &t.npu[op], err);
@@ -388,6 +391,8 @@ void lvr_cost_table_to_yaml(const lvr_cost_table *t, lvr_yaml_out *y)
     for (int op = 0; op < LVR_OP_COUNT; op++) {
         const lvr_op_cost *c = &t->op[op];
         uint64_t rows[LVR_CURVE_MAX_KNOTS] = {0};
+        if (op == LVR_OP_SCORE && c->curve.n == 0)
+            continue;
         for (uint32_t i = 0; i < c->curve.n; i++)
             rows[i] = c->curve.rows[i];
         lvr_yaml_out_map(y, op_names[op]);

@@ -44,7 +44,8 @@ typedef enum lvr_op {
     LVR_OP_HEAD = 2,   /* target output norm, head and token choice, one row */
     LVR_OP_EMBED = 3,  /* target embedding rows at the start of a pass */
     LVR_OP_COMMIT = 4, /* KV compaction and bookkeeping at the end of a round */
-    LVR_OP_PLAN = 5,   /* one call of the policy (choice of nodes to expand or verify) */
+    LVR_OP_PLAN = 5,   /* one call of the policy (choice of nodes to expand, to verify or to drop) */
+    LVR_OP_SCORE = 6,  /* raw exit features of rows between two layers; a table may lack it: costs nothing */
     LVR_OP_COUNT
 } lvr_op;
 const char *lvr_op_name(lvr_op op);

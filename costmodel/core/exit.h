@@ -73,10 +73,14 @@ void lvr_exit_features(const lvr_tree *tree, const lvr_calibration *calibration,
 void lvr_exit_scores(const lvr_exit_layer *layer, const lvr_tree *tree, const lvr_calibration *calibration,
                      const lvr_exit_row *rows, uint32_t n_rows, double *ret_s);
 
+/* sigma(weight . x): how likely the node is taken, given the parent. */
+double lvr_exit_taken(const double *weight, const double *x);
+
 /* The layer's place in the predictor, -1: rows are not scored after it. */
 int lvr_exit_at(const lvr_exit_predictor *p, uint32_t layer);
 
-/* YAML: a sequence of {layer, threshold, weights: {name: number, ...}}. */
+/* YAML: a sequence of {layer, threshold, weights: {name: number, ...}}. Whoever writes it opens and ends the
+ * key that it stands under (lvr_yaml_out_map, lvr_yaml_out_end), and not without layers. */
 lvr_status lvr_exit_from_yaml(const lvr_yaml_node *seq, lvr_exit_predictor *ret, lvr_error *err);
 void lvr_exit_to_yaml(const lvr_exit_predictor *p, lvr_yaml_out *y);
 

@@ -77,3 +77,43 @@ lvr_objective_choice lvr_objective_best_ratio(const lvr_objective *o, const lvr_
     }
     return best;
 }
+
+static double later_reads_ns(const lvr_objective *o, uint32_t layer)
+{
+    lvr_geometry later = *o->price.geometry;
+    if (later.io_mode == LVR_IO_SERIAL)
+        return 0.0;
+    for (uint32_t l = 0; l <= layer && l < later.n_layers; l++)
+        later.resident[l] = true;
+    return lvr_cost_io_ns(o->price.table, &later);
+}
+
+static double later_compute_ns(const lvr_objective *o, uint32_t layer, uint32_t rows)
+{
+    const lvr_geometry *g = o->price.geometry;
+    const uint32_t n_layers = layer + 1 < g->n_layers ? g->n_layers - 1 - layer : 0;
+    return n_layers * lvr_cost_op_ns(o->price.table, g->place, LVR_OP_LAYER, rows, o->context);
+}
+
+double lvr_objective_rest_ns(const lvr_objective *o, uint32_t layer, uint32_t rows)
+{
+    return fmax(later_compute_ns(o, layer, rows), later_reads_ns(o, layer));
+}
+
+uint32_t lvr_objective_keep(const lvr_objective *o, const lvr_ranked_node *ranked, uint32_t n, uint32_t layer,
+                            double lambda)
+{
+    const double reads_ns = later_reads_ns(o, layer);
+    double gain = 0.0, best_value = -INFINITY;
+    uint32_t best = 1;
+    for (uint32_t rows = 1; rows <= n; rows++) {
+        gain += ranked[rows - 1].path;
+        const double rest_ns = fmax(later_compute_ns(o, layer, rows), reads_ns);
+        const double value = lvr_objective_value(gain, rest_ns, lambda);
+        if (value <= best_value)
+            continue;
+        best = rows;
+        best_value = value;
+    }
+    return best;
+}

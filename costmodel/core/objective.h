@@ -10,7 +10,13 @@
  *
  * Candidates come ranked: the root first, then by falling path probability, parents before their children.
  * A path's probability falls from parent to child, so the best tree of n rows is the first n candidates: all
- * choices here are of n. Pure functions; G in tokens, C in ns, lambda in tokens per second.
+ * choices here are of n.
+ *
+ * While a tree is verified, what has been spent is spent: of the rows left, those that maximise the sum of
+ * their path scores less lambda times the rest of the round go on. Scores fall from parent to child as
+ * probabilities do.
+ *
+ * Pure functions; G in tokens, C in ns, lambda in tokens per second.
  */
 #ifndef LVR_CORE_OBJECTIVE_H
 #define LVR_CORE_OBJECTIVE_H
@@ -50,5 +56,13 @@ lvr_objective_choice lvr_objective_best(const lvr_objective *o, const lvr_ranked
 /* Largest G / C over the first 1..n candidates, by Dinkelbach's iteration. */
 lvr_objective_choice lvr_objective_best_ratio(const lvr_objective *o, const lvr_ranked_node *ranked,
                                               uint32_t n, double draft_ns);
+
+/* What is left of a round after `layer`, with `rows` rows in later ones: their compute. Pipelined: no less
+ * than the reads still to come. Serial reads do not depend on rows and are left out. */
+double lvr_objective_rest_ns(const lvr_objective *o, uint32_t layer, uint32_t rows);
+/* How many of the first n scored rows, ranked as candidates are, go on: largest sum of scores - lambda *
+ * rest; the smallest of equals. n is at least 1. */
+uint32_t lvr_objective_keep(const lvr_objective *o, const lvr_ranked_node *ranked, uint32_t n, uint32_t layer,
+                            double lambda);
 
 #endif

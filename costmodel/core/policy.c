@@ -94,6 +94,14 @@ lvr_status lvr_policy_set_items(lvr_policy *policy, const char *const *items, si
     return LVR_OK;
 }
 
+bool lvr_policy_prunes(const lvr_policy *policy, uint32_t n_layers)
+{
+    for (uint32_t l = 0; policy->ops->scores && l + 1 < n_layers; l++)
+        if (policy->ops->scores(policy, l, n_layers))
+            return true;
+    return false;
+}
+
 lvr_policy_scratch *lvr_policy_scratch_new(void)
 {
     return calloc(1, sizeof(lvr_policy_scratch));

@@ -12,6 +12,7 @@
 #include "costmodel/core/adapt.h"
 #include "costmodel/core/calibration.h"
 #include "costmodel/core/cost.h"
+#include "costmodel/core/exit.h"
 #include "costmodel/core/tree.h"
 
 typedef struct lvr_policy_scratch lvr_policy_scratch; /* working memory of one round machine */
@@ -49,6 +50,8 @@ typedef struct lvr_policy_view {
     const lvr_policy_memory *memory; /* NULL: as when a request begins */
 } lvr_policy_view;
 
+typedef struct lvr_policy lvr_policy;
+
 typedef struct lvr_policy_ops {
     const char *name, *summary, *source; /* source: paper section or address */
     const lvr_param *params;
@@ -64,12 +67,21 @@ typedef struct lvr_policy_ops {
     uint32_t (*select)(const void *params, const lvr_policy_view *view, uint32_t *ret_nodes, uint32_t cap);
     /* After each round, before the next is planned. NULL: nothing is kept. */
     void (*observe)(const void *params, const lvr_round_outcome *outcome, lvr_policy_memory *memory);
+    /* Pruning; both NULL: never. Whether rows are scored after this layer (the last is never asked about). */
+    bool (*scores)(const lvr_policy *policy, uint32_t layer, uint32_t n_layers);
+    /* Rows that go on after this layer; all are false before. The root goes on whatever is said of it, and no
+     * row does without its parent. */
+    void (*keep)(const lvr_policy *policy, const lvr_policy_view *view, uint32_t layer,
+                 const lvr_exit_row *rows, uint32_t n_rows, bool *ret_keep);
+    bool keeps_blindly; /* keep() does not look at the raw features: any will do */
+    /* Whether the policy can run a target of so many layers as it is set up; NULL: always. LVR_ERR_CONFIG. */
+    lvr_status (*check)(const lvr_policy *policy, uint32_t n_layers, lvr_error *err);
 } lvr_policy_ops;
 
 #define LVR_POLICY_PARAMS_BYTES 256
 
 /* A policy with its parameters and what it prices with. */
-typedef struct lvr_policy {
+struct lvr_policy {
     const lvr_policy_ops *ops;
     union {
         uint64_t align;
@@ -78,8 +90,9 @@ typedef struct lvr_policy {
     bool has_cost;
     lvr_cost_table cost;
     lvr_calibration calibration;
-    lvr_adapt adapt; /* rate 0 unless ops->calibrated */
-} lvr_policy;
+    lvr_adapt adapt;         /* rate 0 unless ops->calibrated */
+    lvr_exit_predictor exit; /* n == 0: none */
+};
 
 extern const lvr_policy_ops *const lvr_policies[];
 extern const size_t lvr_n_policies;
@@ -89,6 +102,8 @@ lvr_status lvr_policy_init(lvr_policy *ret, const char *name, lvr_error *err);
 /* A parameter of the policy, or of the adaptation (lvr_adapt_params) if it is calibrated. */
 lvr_status lvr_policy_set(lvr_policy *policy, const char *where, const char *key, const char *value,
                           lvr_error *err);
+/* Whether rows are scored after any layer. */
+bool lvr_policy_prunes(const lvr_policy *policy, uint32_t n_layers);
 /* "key=value" items of --set, each key once at most. */
 lvr_status lvr_policy_set_items(lvr_policy *policy, const char *const *items, size_t n, lvr_error *err);
 lvr_policy_scratch *lvr_policy_scratch_new(void); /* NULL: out of memory */

@@ -153,6 +153,8 @@ static lvr_status policy_from_yaml(const lvr_yaml_node *root, lvr_policy *ret, l
         st = lvr_calibration_from_yaml(sub, &p.calibration, err);
     if (st == LVR_OK && (sub = lvr_yaml_find(root, "adapt")))
         st = adapt_from_yaml(sub, &p, err);
+    if (st == LVR_OK && (sub = lvr_yaml_find(root, "exit")))
+        st = lvr_exit_from_yaml(sub, &p.exit, err);
     if (st != LVR_OK)
         return st;
     if (p.ops->needs_cost && !p.has_cost)
@@ -274,6 +276,11 @@ lvr_status lvr_policy_file_format(const lvr_policy_file *pf, lvr_buf *out, lvr_e
     if (p->adapt.rate > 0.0) {
         lvr_yaml_out_map(&y, "adapt");
         lvr_adapt_to_yaml(&p->adapt, &y);
+        lvr_yaml_out_end(&y);
+    }
+    if (p->exit.n > 0) {
+        lvr_yaml_out_map(&y, "exit");
+        lvr_exit_to_yaml(&p->exit, &y);
         lvr_yaml_out_end(&y);
     }
     lvr_yaml_out_bool(&y, "end",

@@ -1,7 +1,7 @@
 /*
  * The resolved configuration of a run as one YAML document: what tune writes and run consumes unchanged
  * (policy.yaml), and what every trace embeds under /config. Self-contained: policy and parameters, schedule,
- * cost table, calibration, conditions of the run, and the identities it is valid for.
+ * cost table, calibration, exit predictor, conditions of the run, and the identities it is valid for.
  */
 #ifndef LVR_CORE_POLICY_FILE_H
 #define LVR_CORE_POLICY_FILE_H

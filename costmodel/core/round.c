@@ -4,7 +4,7 @@
  *   IDLE ──lvr_round_begin──▶ next_pass ─┬─▶ PROMPT_DRAFT (draft runs the prompt chunk)      on_draft_done
  *                 ▲                      ├─▶ CATCHING_UP  (the draft is far behind)          on_draft_done
  *                 │                      ├─▶ DRAFTING     (policy's frontier)               on_draft_done
- *                 │                      └─▶ VERIFYING    (layers 0..L-1)                    on_layer_done
+ *                 │                      └─▶ VERIFYING    (layers 0..L-1)         on_layer_done, on_scored
  *                 │                                 │            └─▶ HEADS (walk)            on_head_done
  *                 │                                 └─(prompt)──▶ COMMITTING ◀──────┘        on_commit_done
  *                 └───────────── DONE queued ◀── finished? ──────────┘
@@ -81,6 +81,8 @@ lvr_status lvr_round_step(lvr_round *m, const lvr_event *event, lvr_error *err)
         return lvr_round_on_draft_done(m, event, err);
     case LVR_EV_LAYER_DONE:
         return lvr_round_on_layer_done(m, err);
+    case LVR_EV_SCORED:
+        return lvr_round_on_scored(m, event, err);
     case LVR_EV_HEAD_DONE:
         return lvr_round_on_head_done(m, event->head.token, err);
     case LVR_EV_COMMIT_DONE:
@@ -136,7 +138,7 @@ static lvr_status check_config(const lvr_round_config *c, lvr_error *err)
             "policy %s prices its trees and needs a cost table; give --cost FILE (written by lever fit) or a "
             "policy file (written by lever tune)",
             c->policy->ops->name);
-    return LVR_OK;
+    return c->policy->ops->check ? c->policy->ops->check(c->policy, g->n_layers, err) : LVR_OK;
 }
 
 lvr_status lvr_round_new(const lvr_round_config *config, lvr_round **ret_machine, lvr_error *err)
@@ -195,7 +197,8 @@ void lvr_round_get_info(const lvr_round *m, lvr_round_info *ret)
         .round = m->pass - (after_layers && m->pass > 0 ? 1 : 0),
         .prefill = m->prefill,
         .position = m->prefill ? m->target_cached : m->n_seq - 1,
-        .n_rows = m->n_rows,
+        .n_rows = m->n_chosen,
+        .n_kept = m->n_rows,
         .n_drafted = m->n_expanded,
         .n_accepted = m->n_tokens > 0 ? m->n_tokens - 1 : 0,
         .n_generated = m->n_generated,
@@ -209,6 +212,11 @@ const lvr_tree *lvr_round_tree(const lvr_round *m)
 
 const uint32_t *lvr_round_rows(const lvr_round *m, uint32_t *ret_n)
 {
-    *ret_n = m->prefill ? 0 : m->n_rows;
+    *ret_n = m->prefill ? 0 : m->n_chosen;
     return m->chosen;
+}
+
+const uint32_t *lvr_round_last_layers(const lvr_round *m)
+{
+    return m->last_layer;
 }

@@ -4,9 +4,12 @@
  * events' contents only, never on their timing.
  *
  *   request ──▶ DRAFT steps ──▶ LAYER 0..L-1 ──▶ HEAD ... HEAD ──▶ COMMIT ──▶ next round, or DONE
+ *                                 └▶ SCORE ┘
  *
  *   DRAFT   catch-up rows, then the policy's frontier, until the policy says "enough"; then rows are selected
  *   LAYER   the rows of the chosen tree, each layer as soon as its slices are ready
+ *   SCORE   after layers that the policy names (never the last): the nodes' raw exit features, by which the
+ *           policy drops rows; later layers run the others only. Only trees of more than one row
  *   HEAD    along the path being accepted, lazily (eager: the first HEAD runs those of all rows)
  *   COMMIT  the accepted path and the target's own token
  *
@@ -20,11 +23,12 @@
  * Reads: cyclic over the non-resident layers' slices, in file order. Pipelined: a layer's slices are issued
  * when one of ring_slots slots is free, however far ahead of compute that is, across rounds and requests.
  * Serial: a layer's slices are issued when the layer before it has been computed. A slot is freed by
- * LAYER_DONE. At most one of DRAFT, LAYER, HEAD, COMMIT is outstanding at a time (but for the prompt passes
- * above: one DRAFT and one LAYER); any number of reads.
+ * LAYER_DONE; reads go on while rows are scored. At most one of DRAFT, LAYER, SCORE, HEAD, COMMIT is
+ * outstanding at a time (but for the prompt passes above: one DRAFT and one LAYER); any number of reads.
  *
- * The policy is asked inside lvr_round_step of DRAFT_DONE and of COMMIT_DONE (or in lvr_round_begin). Hosts
- * account the time of those calls as one LVR_OP_PLAN each, with rows = lvr_round_tree()->n afterwards.
+ * The policy is asked inside lvr_round_step of DRAFT_DONE, of SCORED and of COMMIT_DONE (or in
+ * lvr_round_begin). Hosts account the time of those calls as one LVR_OP_PLAN each, with rows =
+ * lvr_round_tree()->n afterwards.
  *
  * Laws (tests carry the names):
  *   ROUND-ORDER   a layer's LAYER action comes after SLICE_READY of all its slices and after LAYER_DONE of
@@ -32,6 +36,7 @@
  *   ROUND-RING    never more than ring_slots layers are staged or being read
  *   ROUND-BYTES   each pass consumes exactly lvr_geometry_stream_bytes bytes
  *   ROUND-TOKENS  committed tokens of a round = accepted nodes + 1
+ *   ROUND-PRUNE   the rows of a layer are rows of the one before: the root and, with each row, its parent
  *   ROUND-UNIT    all layers of a pass run on one unit; a DRAFT action is outstanding together with a LAYER
  *                 action only in a prompt pass on the accelerator, and is then the CPU's
  */
@@ -63,6 +68,7 @@ typedef enum lvr_action_kind {
     LVR_ACT_READ,   /* host: read slice; then LVR_EV_SLICE_READY */
     LVR_ACT_DRAFT,  /* host: run rows through the draft; then LVR_EV_DRAFT_DONE */
     LVR_ACT_LAYER,  /* host: run rows through target layer; then LVR_EV_LAYER_DONE */
+    LVR_ACT_SCORE,  /* host: raw exit features of the rows; then LVR_EV_SCORED */
     LVR_ACT_HEAD,   /* host: target's token at a row; then LVR_EV_HEAD_DONE */
     LVR_ACT_COMMIT, /* host: compact KV; then LVR_EV_COMMIT_DONE */
     LVR_ACT_DONE,   /* the request is finished */
@@ -81,9 +87,11 @@ typedef struct lvr_row {
     int32_t token;
     uint32_t position;  /* logical position in the sequence */
     int32_t node;       /* draft step: tree node it stands for, -1 for a committed token (catch-up)
-                           target pass: its index among the pass's rows is its scratch row; node is the tree node */
-    int32_t parent_row; /* target pass: index of the parent's row in this pass, -1: only the cache precedes it
-                           draft step: tree node of the parent, -1: only committed tokens precede it */
+                           target pass: the tree node, -1 in a prompt */
+    int32_t parent_row; /* target pass: index of the parent's row in this layer, -1: only the cache precedes
+                           it draft step: tree node of the parent, -1: only committed tokens precede it */
+    uint32_t slot; /* target pass: its scratch row of the KV, the same for the whole pass: its index in the
+                      first layer */
 } lvr_row;
 
 typedef struct lvr_action {
@@ -108,18 +116,25 @@ typedef struct lvr_action {
             int32_t slot; /* ring slot that holds its weights, -1: resident */
             const lvr_row *rows;
             uint32_t n_rows;
+            const uint32_t *kept; /* [n_rows]: rows[i] was row kept[i] of the layer before; NULL: all stay */
             lvr_unit unit;
             bool prefill;
         } layer;
         struct {
-            uint32_t row;      /* index among the pass's rows */
+            uint32_t layer; /* the last that the rows have run through */
+            const lvr_row *rows;
+            uint32_t n_rows;
+        } score;
+        struct {
+            uint32_t row;      /* index among the rows of the last layer */
             uint32_t position; /* of that row: the token chosen goes to position + 1 */
-            uint32_t n_rows;   /* heads to run now: 1, this row's; the pass's rows at its first HEAD if heads
-                                  are   eager, and then 0: this row's has been run */
+            uint32_t n_rows; /* heads to run now: 1, this row's; all that are left at the first HEAD if heads
+                                are eager, and then 0: this row's has been run */
+            const lvr_row *rows; /* of the last layer */
         } head;
         struct {
-            const uint32_t
-                *rows; /* pass rows to keep, in order (root and accepted nodes, or the whole prompt chunk) */
+            const uint32_t *rows; /* scratch rows (lvr_row.slot) to keep, in order: root and accepted nodes,
+                                     or the whole prompt chunk */
             uint32_t n_rows;
             const int32_t
                 *draft_nodes; /* draft rows to keep, in order: the kept tree nodes that were expanded */
@@ -139,6 +154,7 @@ typedef enum lvr_event_kind {
     LVR_EV_DRAFT_DONE,
     LVR_EV_SLICE_READY,
     LVR_EV_LAYER_DONE,
+    LVR_EV_SCORED,
     LVR_EV_HEAD_DONE,
     LVR_EV_COMMIT_DONE,
 } lvr_event_kind;
@@ -153,6 +169,11 @@ typedef struct lvr_event {
         struct {
             uint64_t seq;
         } slice;
+        struct {
+            const lvr_exit_raw *raw; /* of the SCORE action's rows; the root's is not read */
+            const bool *unknown;     /* as many: rows that the host cannot tell anything of, they are kept as
+                                        long as their parents are; NULL: none */
+        } scored;
         struct {
             int32_t token; /* the target's own token at that row */
         } head;
@@ -182,7 +203,8 @@ typedef struct lvr_round_info {
     uint64_t request, round; /* round: running number of the pass, prompt passes included, never reset */
     bool prefill;
     uint32_t position;    /* logical position of the root (or of the prompt chunk's first row) */
-    uint32_t n_rows;      /* rows of the pass, root included; 0 while drafting */
+    uint32_t n_rows;      /* rows of the pass's first layer, root included; 0 while drafting */
+    uint32_t n_kept;      /* of them, those that have not been dropped so far */
     uint32_t n_drafted;   /* tree nodes expanded by the draft in this round */
     uint32_t n_accepted;  /* accepted nodes so far (after the walk) */
     uint32_t n_generated; /* tokens committed in this request, this round included once COMMIT is out */
@@ -191,5 +213,7 @@ void lvr_round_get_info(const lvr_round *m, lvr_round_info *ret);
 const lvr_tree *lvr_round_tree(const lvr_round *m); /* all candidates of the current round */
 /* The verified nodes of the current round: tree node of each pass row. n is 0 for prompt passes. */
 const uint32_t *lvr_round_rows(const lvr_round *m, uint32_t *ret_n);
+/* For each of lvr_round_rows, the last layer it goes through, as far as is known yet. */
+const uint32_t *lvr_round_last_layers(const lvr_round *m);
 
 #endif

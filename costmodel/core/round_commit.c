@@ -8,11 +8,11 @@ static void begin_prompt_pass(lvr_round *m)
 {
     const uint32_t left = m->n_seq - 1 - m->target_cached;
     m->prefill = true;
-    m->n_rows = lvr_min_u32(left, m->config.prefill_chunk);
+    m->n_rows = m->n_chosen = lvr_min_u32(left, m->config.prefill_chunk);
     for (uint32_t r = 0; r < m->n_rows; r++) {
         const uint32_t pos = m->target_cached + r;
-        m->pass_rows[r] =
-            (lvr_row){.token = m->seq[pos], .position = pos, .node = -1, .parent_row = (int32_t)r - 1};
+        m->pass_rows[r] = (lvr_row){
+            .token = m->seq[pos], .position = pos, .node = -1, .parent_row = (int32_t)r - 1, .slot = r};
     }
 }
 
@@ -34,18 +34,20 @@ lvr_status lvr_round_next_pass(lvr_round *m, lvr_error *err)
         return LVR_OK;
     }
     m->prefill = false;
-    m->n_rows = 0;
+    m->n_rows = m->n_chosen = 0;
     return lvr_round_begin_draft(m, err);
 }
 
 void lvr_round_push_head(lvr_round *m, uint32_t row)
 {
     m->phase = HEADS;
-    m->kept[m->n_kept++] = row;
+    m->head_row = row;
+    m->kept[m->n_kept++] = m->pass_rows[row].slot;
     lvr_action *a = lvr_round_push(m, LVR_ACT_HEAD);
     a->head.row = row;
     a->head.position = m->pass_rows[row].position;
     a->head.n_rows = 1;
+    a->head.rows = m->pass_rows;
     if (m->config.geometry->head == LVR_HEAD_EAGER)
         a->head.n_rows = m->n_kept == 1 ? m->n_rows : 0;
 }
@@ -75,7 +77,7 @@ void lvr_round_commit_prompt_pass(lvr_round *m)
     push_commit(m);
 }
 
-/* The chosen row that is `row`'s child with this token, or -1. */
+/* The row left that is `row`'s child with this token, or -1. */
 static int32_t matching_child(const lvr_round *m, uint32_t row, int32_t token)
 {
     for (uint32_t r = row + 1; r < m->n_rows; r++)
@@ -99,7 +101,7 @@ lvr_status lvr_round_on_head_done(lvr_round *m, int32_t token, lvr_error *err)
     m->tokens[m->n_tokens++] = token;
     m->n_generated++;
     m->stopped_by_eos = ends_text(&m->config, token);
-    const int32_t child = m->stopped_by_eos ? -1 : matching_child(m, m->kept[m->n_kept - 1], token);
+    const int32_t child = m->stopped_by_eos ? -1 : matching_child(m, m->head_row, token);
     if (child >= 0)
         lvr_round_push_head(m, (uint32_t)child);
     else
@@ -134,7 +136,7 @@ static void learn(lvr_round *m)
         return;
     const lvr_round_outcome outcome = {.tree = &m->tree,
                                        .rows = m->chosen,
-                                       .n_rows = m->n_rows,
+                                       .n_rows = m->n_chosen,
                                        .n_accepted = m->n_kept - 1,
                                        .last = m->chosen[m->kept[m->n_kept - 1]]};
     p->ops->observe(p->params.bytes, &outcome, &m->memory);

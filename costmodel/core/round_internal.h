@@ -34,18 +34,24 @@ struct lvr_round {
 
     /* verification */
     bool prefill;
-    lvr_row *pass_rows; /* of a tree or of a prompt: [the larger of max_rows, prefill_chunk] */
-    uint32_t chosen[LVR_MAX_VERIFY_NODES]; /* tree node of each pass row */
+    lvr_row *pass_rows; /* of a tree or of a prompt: [the larger of max_rows, prefill_chunk]; those left */
+    uint32_t chosen[LVR_MAX_VERIFY_NODES];     /* tree node of each slot */
+    uint32_t n_chosen;                         /* rows of the first layer */
+    uint32_t last_layer[LVR_MAX_VERIFY_NODES]; /* of each slot */
+    uint32_t left[LVR_MAX_VERIFY_NODES];       /* rows that stayed when some were last dropped */
+    bool dropped;                              /* since the last LAYER action */
+    lvr_exit_row scored[LVR_MAX_VERIFY_NODES];
     uint8_t
         watched[LVR_MAX_TREE_NODES]; /* of each tree node: its best children that adaptation learns from */
     uint32_t n_rows, layer;
     lvr_unit unit;
-    bool layer_out; /* a LAYER action is outstanding */
+    bool layer_out, score_out; /* a LAYER action is outstanding; a SCORE action */
     bool draft_due,
         draft_out; /* the draft's part of this prompt pass: to be ordered with layer 0; outstanding */
 
     /* walk and commit */
-    uint32_t *kept, n_kept; /* as many as pass_rows */
+    uint32_t *kept, n_kept; /* slots; as many as pass_rows */
+    uint32_t head_row;      /* whose token is being asked for */
     int32_t kept_draft[LVR_MAX_VERIFY_NODES];
     uint32_t n_kept_draft;
     int32_t tokens[LVR_MAX_VERIFY_NODES];
@@ -95,6 +101,7 @@ void lvr_round_try_layer(lvr_round *m);
 lvr_unit lvr_round_unit_of_pass(const lvr_round *m);
 lvr_status lvr_round_begin_verify(lvr_round *m, lvr_error *err);
 lvr_status lvr_round_on_layer_done(lvr_round *m, lvr_error *err);
+lvr_status lvr_round_on_scored(lvr_round *m, const lvr_event *event, lvr_error *err);
 
 /* ---- round_commit.c ---- */
 

@@ -4,6 +4,7 @@
 
 #include "common/log.h"
 #include "common/rng.h"
+#include "costmodel/fit/fit_exit.h"
 #include "costmodel/fit/fit_parts.h"
 #include "costmodel/fit/spans.h"
 
@@ -29,6 +30,7 @@ typedef struct collection {
     samples acceptance;        /* lvr_acceptance_sample */
     samples hazards;           /* lvr_acceptance_sample: those none of whose better siblings was taken */
     lvr_rank_counts ranks;
+    lvr_exit_nodes exits;
     samples wake; /* lvr_op_sample, rows 1 */
     uint64_t host_ns[LVR_OP_COUNT];
     bool buffered; /* some reads went through the page cache */
@@ -62,6 +64,7 @@ static void collection_free(collection *c)
     free(c->acceptance.items);
     free(c->hazards.items);
     free(c->wake.items);
+    free(c->exits.items);
 }
 
 static lvr_status add_sample(samples *s, const void *item, lvr_error *err)
@@ -461,7 +464,8 @@ static lvr_status add_oracle(lvr_trace *t, collection *c, lvr_error *err)
         c->oracle.config_yaml = NULL;
         snprintf(c->oracle_path, sizeof c->oracle_path, "%s", lvr_trace_path(t));
     }
-    return add_trees(t, c, err);
+    const lvr_status st = add_trees(t, c, err);
+    return st ? st : lvr_exit_nodes_read(t, &c->exits, err);
 }
 
 /* Timings and acceptance must be of one pair under one way of sampling. */
@@ -547,6 +551,8 @@ static lvr_status fit_ops(const collection *c, lvr_cost_model *m, lvr_error *err
                     name, op == LVR_OP_DRAFT ? "--place-draft" : "--place");
             continue;
         }
+        if (s->n == 0 && op == LVR_OP_SCORE) /* nothing was pruned */
+            continue;
         if (s->n == 0)
             return lvr_fail(err, LVR_ERR_CONFIG,
                             "the timing traces hold no %s operator, so it has no price: %s", name,
@@ -676,6 +682,8 @@ static lvr_status fit_all(const collection *c, lvr_cost_model *m, lvr_error *err
         st = fit_wake(c, m, err);
     if (!st)
         st = fit_acceptance(c, m, err);
+    if (!st && c->exits.n > 0)
+        st = lvr_fit_exit(&c->exits, &m->calibration, &m->exit, &m->exit_report, err);
     gsl_set_error_handler(handler);
     return st;
 }

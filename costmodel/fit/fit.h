@@ -30,9 +30,39 @@ typedef struct lvr_fit_source {
     lvr_trace_kind kind;
 } lvr_fit_source;
 
+/* A cut by path score on texts that were left out of the fit, and the control's at equal retained
+ * acceptance. Rows are per verified tree, the root included. */
+typedef struct lvr_fit_exit_cut {
+    double recall;    /* asked for */
+    double threshold; /* the largest with it */
+    double retained;  /* accepted nodes kept, as a fraction */
+    double kept_rows; /* after the layer */
+    double row_work;  /* rows through the whole depth that cost as much as all before and those kept after */
+    double control_rows, control_retained; /* cut before the pass: its rows are its work */
+} lvr_fit_exit_cut;
+
+#define LVR_FIT_RECALLS 4 /* 0.95, 0.99, 0.995, 1 */
+
+/* auc: how often an accepted node's path score is above that of one that is not. */
+typedef struct lvr_fit_exit_layer {
+    uint32_t layer;
+    double auc, control_auc;
+    lvr_fit_exit_cut cut[LVR_FIT_RECALLS];
+} lvr_fit_exit_layer;
+
+typedef struct lvr_fit_exit_report {
+    uint64_t n_trees, n_rows, n_accepted;
+    uint32_t n_layers; /* of the target */
+    bool crossed;      /* false: too few texts to leave any out, the models saw what judges them */
+    uint32_t n;
+    lvr_fit_exit_layer at[LVR_EXIT_MAX_LAYERS];
+} lvr_fit_exit_report;
+
 typedef struct lvr_cost_model {
     lvr_cost_table table;
     lvr_calibration calibration;
+    lvr_exit_predictor exit;         /* n == 0: no oracle trace held its features */
+    lvr_fit_exit_report exit_report; /* of this fit; not in the file */
     double wake_ns; /* from a slice's arrival to the start of the operator that waited for it */
     lvr_fit_term terms[LVR_FIT_MAX_TERMS];
     uint32_t n_terms;

@@ -95,6 +95,14 @@ lvr_status lvr_cost_model_format(const lvr_cost_model *m, lvr_buf *out, lvr_erro
         lvr_calibration_to_yaml(&m->calibration, &y);
         lvr_yaml_out_end(&y);
     }
+    if (m->exit.n > 0) {
+        lvr_yaml_out_comment(&y,
+                             "The exit predictor: how likely the target takes a node, by what is seen of it "
+                             "after a layer; threshold: recall 0.99 on accepted nodes of texts left out.");
+        lvr_yaml_out_map(&y, "exit");
+        lvr_exit_to_yaml(&m->exit, &y);
+        lvr_yaml_out_end(&y);
+    }
     format_terms(m, &y);
     format_fit_set(m, &y);
     return out->failed ? lvr_fail(err, LVR_ERR_NOMEM, "out of memory for a cost model") : LVR_OK;
@@ -272,6 +280,8 @@ static lvr_status parse_body(const lvr_yaml_node *root, lvr_cost_model *m, lvr_e
         st = lvr_yaml_get_double(root, "wake_ns", 0, 1e12, &m->wake_ns, err);
     if (!st && (sub = lvr_yaml_find(root, "calibration")))
         st = lvr_calibration_from_yaml(sub, &m->calibration, err);
+    if (!st && (sub = lvr_yaml_find(root, "exit")))
+        st = lvr_exit_from_yaml(sub, &m->exit, err);
     if (!st)
         st = parse_terms(root, m, err);
     if (!st)

@@ -104,6 +104,9 @@ void lvr_pack_matrix(lvr_wtype t, uint32_t n_out, uint32_t n_in, const void *ggu
 /* Output row `row` as floats (embedding look-up), as GGUF defines its weights, each operation rounded to
  * float: d * q; Q4_1, Q5_1: d * q + m; Q4_K, Q5_K: (d * sc) * q + (-dmin) * mn; Q6_K: (d * sc) * q. */
 void lvr_packed_row(const lvr_matrix *m, uint32_t row, float *ret_row);
+/* Output rows rows[n] of m as a matrix of their own. dst: lvr_packed_bytes(type, n, n_in), 64-byte aligned.
+ */
+void lvr_pack_gather(const lvr_matrix *m, const uint32_t *rows, uint32_t n, uint8_t *dst);
 
 /* Rows of activations ready for any weight type. x and q are n_rows * n_in, d n_rows * n_in / 32, hsum
  * n_rows * n_in / 16. Products of F32, F16 and BF16 read x alone, the others q, d and hsum, which must be as

@@ -227,3 +227,49 @@ void lvr_packed_row(const lvr_matrix *m, uint32_t row, float *ret_row)
         row_of_block(&w, unpackings[m->type].bias, lane, ret_row + b * LVR_BLOCK);
     }
 }
+
+/* ---- some rows of a matrix ---- */
+
+/* A packed unit is a few runs of arrays over the lanes. */
+struct lanes {
+    uint32_t n, bytes; /* arrays that follow each other; of one lane in each */
+};
+
+static const struct lanes lanes_of[LVR_WTYPE_SLOTS][3] = {
+    [LVR_F32] = {{1, 4}},
+    [LVR_F16] = {{1, 2}},
+    [LVR_BF16] = {{1, 2}},
+    [LVR_Q8_0] = {{1, 2}, {8, 4}},
+    [LVR_Q4_0] = {{1, 2}, {4, 4}},
+    [LVR_Q4_1] = {{2, 2}, {4, 4}},
+    [LVR_Q5_0] = {{1, 2}, {5, 4}},
+    [LVR_Q5_1] = {{2, 2}, {5, 4}},
+    [LVR_Q4_K] = {{2, 2}, {16, 1}, {8 * 4, 4}},
+    [LVR_Q5_K] = {{2, 2}, {16, 1}, {8 * 5, 4}},
+    [LVR_Q6_K] = {{1, 2}, {16, 1}, {8 * 6, 4}},
+};
+
+static void copy_lane(lvr_wtype t, const uint8_t *from, uint32_t from_lane, uint8_t *to, uint32_t to_lane)
+{
+    for (size_t part = 0; part < 3; part++) {
+        const uint32_t bytes = lanes_of[t][part].bytes;
+        for (uint32_t i = 0; i < lanes_of[t][part].n; i++) {
+            memcpy(to + to_lane * bytes, from + from_lane * bytes, bytes);
+            from += LVR_GROUP * bytes;
+            to += LVR_GROUP * bytes;
+        }
+    }
+}
+
+void lvr_pack_gather(const lvr_matrix *m, const uint32_t *rows, uint32_t n, uint8_t *dst)
+{
+    const size_t unit_bytes = lvr_group_bytes(m->type, lvr_wtype_inputs(m->type));
+    const size_t group_bytes = lvr_group_bytes(m->type, m->n_in);
+    memset(dst, 0, (n + LVR_GROUP - 1) / LVR_GROUP * group_bytes);
+    for (uint32_t i = 0; i < n; i++) {
+        const uint8_t *from = m->data + rows[i] / LVR_GROUP * group_bytes;
+        uint8_t *to = dst + i / LVR_GROUP * group_bytes;
+        for (size_t at = 0; at < group_bytes; at += unit_bytes)
+            copy_lane(m->type, from + at, rows[i] % LVR_GROUP, to + at, i % LVR_GROUP);
+    }
+}

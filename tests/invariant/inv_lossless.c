@@ -137,6 +137,57 @@ Test(inv_lossless, exact_ties, .timeout = 300)
         LVR_F16, "exact ties");
 }
 
+/* Rows dropped at random between layers cost acceptance, never correctness: on every schedule, on the CPU and
+ * on the accelerators. */
+Test(inv_lossless, random_pruning, .timeout = 300)
+{
+    static const char *const prunes[] = {"0.15", "0.5", "1"};
+    static const char *const accels[] = {NULL, "null", "matrix"};
+    static reference ref;
+    struct decode_pair pair;
+    struct decode_output got;
+    lvr_policy policy;
+    lvr_session_config c;
+    uint64_t pruned[3] = {0}, accepted[3] = {0};
+    decode_pair_make(&pair, &(struct gguf_tiny){.type = LVR_Q8_0, .n_layers = 4, .seed = 5, .scale = 6},
+                     LVR_Q4_0);
+    make_reference(&pair, &ref);
+    decode_policy(&policy, "random");
+    for (uint32_t i = 0; i < 3 * 4 * 3; i++) {
+        char what[160];
+        const schedule *io = &schedules[i / 3 % N_SCHEDULES];
+        const size_t k = i % N_SAMPLINGS, p = (i + i / 12) % 3;
+        cr_assert_eq(lvr_policy_set(&policy, "test", "prune", prunes[p], NULL), LVR_OK);
+        decode_config(&c, &pair, &policy);
+        c.sampling = samplings[k];
+        c.resident_fraction = io->resident;
+        c.io_mode = io->io;
+        c.ring_slots = io->ring;
+        c.depth = io->depth;
+        c.threads = 1 + i % 2;
+        c.cpu_level = i % 4 ? lvr_cpu_best() : LVR_CPU_C;
+        c.accel = accels[i / 12];
+        c.place = c.accel ? LVR_PLACE_NPU : LVR_PLACE_CPU;
+        snprintf(what, sizeof what, "prune %s, sampling %zu, %s, accelerator %s", prunes[p], k, io->name,
+                 c.accel ? c.accel : "none");
+        lvr_session *s = decode_open(&c);
+        for (uint32_t r = 0; r < N_REQUESTS; r++) {
+            decode_generate(s, r, N_PREDICT, &got);
+            decode_same(&ref.out[k][r], &got, what);
+            pruned[p] += got.stats.pruned_rows;
+            accepted[p] += got.stats.accepted;
+            if (p == 2)
+                cr_assert_eq(got.stats.pruned_rows, got.stats.verified_rows - got.stats.rounds,
+                             "only the roots are left");
+        }
+        lvr_session_free(s);
+    }
+    for (int p = 0; p < 3; p++)
+        cr_assert_gt(pruned[p], 0u, "prune %s dropped nothing", prunes[p]);
+    cr_assert(accepted[0] > 0 && accepted[1] > 0 && accepted[2] == 0);
+    decode_pair_remove(&pair);
+}
+
 /* A draft that has nothing to do with the target costs speed, never correctness. */
 Test(inv_lossless, foreign_draft, .timeout = 120)
 {

@@ -104,6 +104,20 @@ static bool subset(const struct candidates *c, const struct setting *s, uint32_t
     return true;
 }
 
+/* Largest sum of scores - lambda * rest over the trees of the rows that are left. */
+static double brute_force_keep(const struct candidates *c, const struct setting *s, const lvr_objective *o,
+                               uint32_t layer)
+{
+    double best = -INFINITY;
+    for (uint32_t bits = 1; bits < 1u << c->n; bits += 2) {
+        double gain = 0, unused = 0;
+        if (subset(c, s, bits, &gain, &unused))
+            best = fmax(best, gain - s->lambda * 1e-9 *
+                                         lvr_objective_rest_ns(o, layer, (uint32_t)__builtin_popcount(bits)));
+    }
+    return best;
+}
+
 struct best {
     double value, speed; /* greatest G - lambda * C, greatest G / C */
 };
@@ -203,6 +217,21 @@ static void check(const struct candidates *c, const struct setting *s)
     cr_assert_leq(node.rows, group.rows, "a node that pays is part of a group that pays");
 }
 
+static void check_keep(const struct candidates *c, const struct setting *s)
+{
+    const lvr_objective o = lvr_objective_new(&s->table, &s->geometry, s->context);
+    for (uint32_t layer = 0; layer + 1 < s->geometry.n_layers; layer++) {
+        const uint32_t rows = lvr_objective_keep(&o, c->ranked, c->n, layer, s->lambda);
+        const double want = brute_force_keep(c, s, &o, layer);
+        double gain = 0;
+        for (uint32_t i = 0; i < rows; i++)
+            gain += c->ranked[i].path;
+        const double got = gain - s->lambda * 1e-9 * lvr_objective_rest_ns(&o, layer, rows);
+        cr_assert_float_eq(got, want, 1e-9 * (1 + fabs(want)), "%u rows go on: %.12g, best is %.12g", rows,
+                           got, want);
+    }
+}
+
 /* All parent lists of c->n nodes. */
 static uint32_t each_tree(struct candidates *c, uint32_t at, lvr_rng *rng)
 {
@@ -212,6 +241,7 @@ static uint32_t each_tree(struct candidates *c, uint32_t at, lvr_rng *rng)
             draw_probabilities(c, rng);
             draw_setting(&s, rng);
             check(c, &s);
+            check_keep(c, &s);
         }
         return 1;
     }
@@ -295,6 +325,38 @@ static void phone(struct setting *s, lvr_io_mode mode, double bytes_per_s)
         s->geometry.resident[l] = bytes_per_s <= 0;
     s->table.flash = (lvr_flash_params){.lane_bytes_per_s = rate, .max_bytes_per_s = rate, .depth = 1};
     s->table.op[LVR_OP_LAYER].curve = (lvr_curve){.n = 2, .rows = {1, 2}, .ns = {1e6, 1.2e6}};
+}
+
+/* Four layers of 1 MiB at 1 GB/s, 1 ms a layer and 0.2 ms more a row. */
+Test(objective, rest_of_a_round)
+{
+    struct setting s;
+    phone(&s, LVR_IO_SERIAL, 1e9);
+    lvr_objective o = lvr_objective_new(&s.table, &s.geometry, 0);
+    cr_expect_float_eq(lvr_objective_rest_ns(&o, 0, 1), 3e6, 1, "compute of three layers");
+    cr_expect_float_eq(lvr_objective_rest_ns(&o, 2, 6), 2e6, 1);
+    cr_expect_float_eq(lvr_objective_rest_ns(&o, 3, 6), 0, 0, "nothing follows the last layer");
+    s.geometry.io_mode = LVR_IO_PIPELINED;
+    o = lvr_objective_new(&s.table, &s.geometry, 0);
+    cr_expect_float_eq(lvr_objective_rest_ns(&o, 0, 1), 3 * 1048576, 1, "reads of three layers");
+    cr_expect_float_eq(lvr_objective_rest_ns(&o, 0, 2), 3.6e6, 1, "compute outlasts them");
+    s.geometry.resident[1] = true;
+    cr_expect_float_eq(lvr_objective_rest_ns(&o, 0, 1), 3e6, 1, "two layers are still to be read");
+}
+
+/* A row of score 0.5 is worth 0.6 ms of three layers up to 833 tokens/s; behind slow reads it is free. */
+Test(objective, rows_go_on_as_long_as_they_pay)
+{
+    const lvr_ranked_node ranked[] = {{1, 0}, {0.5, 1}};
+    struct setting s;
+    phone(&s, LVR_IO_SERIAL, 1e9);
+    lvr_objective o = lvr_objective_new(&s.table, &s.geometry, 0);
+    cr_expect_eq(lvr_objective_keep(&o, ranked, 2, 0, 830), 2);
+    cr_expect_eq(lvr_objective_keep(&o, ranked, 2, 0, 837), 1);
+    cr_expect_eq(lvr_objective_keep(&o, ranked, 1, 0, 0), 1);
+    phone(&s, LVR_IO_PIPELINED, 1e8);
+    o = lvr_objective_new(&s.table, &s.geometry, 0);
+    cr_expect_eq(lvr_objective_keep(&o, ranked, 2, 0, 1e6), 2);
 }
 
 /* Without reading, serial and pipelined are one objective: gain against V(n) alone. */

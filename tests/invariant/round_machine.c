@@ -1,7 +1,8 @@
 /*
  * The round machine's laws (costmodel/core/round.h) under a host that answers from pure functions and
  * completes reads, and layers on the accelerator, in random order and at random moments: ROUND-ORDER,
- * ROUND-RING, ROUND-BYTES, ROUND-TOKENS, ROUND-UNIT, and that every policy commits the tokens of `ar`.
+ * ROUND-RING, ROUND-BYTES, ROUND-TOKENS, ROUND-UNIT, ROUND-PRUNE, and that every policy commits the tokens of
+ * `ar`, whatever it drops on the way.
  */
 #include "common/minmax.h"
 #include "common/rng.h"
@@ -33,6 +34,10 @@ typedef struct host {
     uint64_t ready_bytes[LVR_MAX_RING_SLOTS]; /* in each ring slot */
     uint64_t pass_bytes;
     uint32_t staged, next_layer;
+    lvr_row rows[LVR_MAX_VERIFY_NODES]; /* of the pass's last layer so far */
+    uint32_t n_rows;
+    bool scored;                                  /* since that layer */
+    uint32_t n_scored, n_dropped;                 /* SCORE actions, rows */
     lvr_unit unit;                                /* of the pass */
     uint32_t n_npu_layers, n_cpu_layers, n_joint; /* n_joint: moments with a DRAFT and a LAYER action */
     uint32_t n_prompt_passes, most_prompt_rows;
@@ -83,12 +88,78 @@ static void answer_draft(host *h, const lvr_action *a)
     cr_assert_eq(lvr_round_step(h->m, &ev, NULL), LVR_OK);
 }
 
+/* ROUND-PRUNE: rows of the layer before, the root and each row's parent among them, in their scratch rows. */
+static void check_rows(host *h, const lvr_action *a)
+{
+    const lvr_row *rows = a->layer.rows;
+    const uint32_t n = a->layer.n_rows;
+    cr_assert(a->layer.layer > 0 || !a->layer.kept, "the first layer has all rows");
+    cr_assert(!a->layer.kept || h->scored, "rows are dropped by their scores only");
+    cr_assert(n > 0 && (a->layer.layer == 0 || (a->layer.kept ? n < h->n_rows : n == h->n_rows)));
+    for (uint32_t r = 0; r < n; r++) {
+        cr_assert_lt(rows[r].parent_row, (int32_t)r, "parents come first");
+        cr_assert((rows[r].parent_row < 0) == (r == 0),
+                  "ROUND-PRUNE: one root, and no row without its parent");
+        if (a->layer.layer == 0) {
+            cr_assert_eq(rows[r].slot, r);
+            continue;
+        }
+        const lvr_row *was = &h->rows[a->layer.kept ? a->layer.kept[r] : r];
+        cr_assert(!a->layer.kept || a->layer.kept[r] < h->n_rows);
+        cr_assert_eq(was->slot, rows[r].slot, "ROUND-PRUNE: a row of the layer before");
+        cr_assert_eq(was->node, rows[r].node);
+        cr_assert_eq(was->token, rows[r].token);
+        if (r > 0)
+            cr_assert_eq(h->rows[was->parent_row].slot, rows[rows[r].parent_row].slot, "the same parent");
+    }
+    cr_assert_eq(rows[0].slot, 0, "ROUND-PRUNE: the root stays");
+    h->n_dropped += a->layer.layer > 0 ? h->n_rows - n : 0;
+    memcpy(h->rows, rows, n * sizeof rows[0]);
+    h->n_rows = n;
+}
+
+/* What was dropped went through the layers up to the one it was scored after, the rest through all. */
+static void check_last_layers(const host *h)
+{
+    uint32_t n = 0, left = 0;
+    lvr_round_info info;
+    lvr_round_get_info(h->m, &info);
+    lvr_round_rows(h->m, &n);
+    const uint32_t *last = lvr_round_last_layers(h->m);
+    for (uint32_t r = 0; r < n; r++) {
+        const bool stayed = left < h->n_rows && h->rows[left].slot == r;
+        left += stayed;
+        cr_assert((last[r] == h->g.n_layers - 1) == stayed, "row %u of %u: last layer %u", r, n, last[r]);
+    }
+    cr_assert_eq(left, h->n_rows);
+    cr_assert_eq(info.n_rows, n);
+    cr_assert_eq(info.n_kept, h->n_rows);
+}
+
+static void answer_score(host *h, const lvr_action *a)
+{
+    static const lvr_exit_raw raw[LVR_MAX_VERIFY_NODES];
+    cr_assert_eq(a->score.layer + 1, h->next_layer, "rows are scored after the layer that is done");
+    cr_assert_gt(h->next_layer, 0u, "never after the last layer");
+    cr_assert(!h->scored, "once a layer");
+    cr_assert_eq(a->score.n_rows, h->n_rows);
+    cr_assert_gt(a->score.n_rows, 1u, "a root alone is not scored");
+    h->scored = true;
+    h->n_scored++;
+    const lvr_event ev = {.kind = LVR_EV_SCORED, .scored = {.raw = raw}};
+    cr_assert_eq(lvr_round_step(h->m, &ev, NULL), LVR_OK);
+    cr_assert_eq(lvr_round_step(h->m, &ev, NULL), LVR_ERR_INVARIANT, "scores come once");
+}
+
 static void answer_layer(host *h, const lvr_action *a)
 {
     cr_assert_eq(a->layer.layer, h->next_layer, "ROUND-ORDER: layers in order");
     if (a->layer.layer == 0)
         h->unit = a->layer.unit;
     cr_assert_eq(a->layer.unit, h->unit, "ROUND-UNIT: one unit a pass");
+    if (!a->layer.prefill)
+        check_rows(h, a);
+    h->scored = false;
     if (a->layer.layer == 0 && a->layer.prefill) {
         h->n_prompt_passes++;
         h->most_prompt_rows = lvr_max_u32(h->most_prompt_rows, a->layer.n_rows);
@@ -120,12 +191,14 @@ static void answer_head(host *h, const lvr_action *a)
     const lvr_tree *tree = lvr_round_tree(h->m);
     uint32_t n = 0;
     const uint32_t *rows = lvr_round_rows(h->m, &n);
-    cr_assert_lt(a->head.row, n);
+    check_last_layers(h);
+    cr_assert_lt(a->head.row, h->n_rows);
     if (h->g.head == LVR_HEAD_EAGER)
-        cr_assert_eq(a->head.n_rows, a->head.row == 0 ? n : 0, "eager: all rows with the first");
+        cr_assert_eq(a->head.n_rows, a->head.row == 0 ? h->n_rows : 0, "eager: all rows with the first");
     else
         cr_assert_eq(a->head.n_rows, 1);
-    const int32_t node = (int32_t)rows[a->head.row];
+    const int32_t node = h->rows[a->head.row].node;
+    cr_assert_eq(rows[h->rows[a->head.row].slot], (uint32_t)node);
     const lvr_event ev = {
         .kind = LVR_EV_HEAD_DONE,
         .head = {.token = target_next(token_at(tree, h, node, 1), tree->nodes[node].token)}};
@@ -136,6 +209,8 @@ static void answer_commit(host *h, const lvr_action *a)
 {
     if (!a->commit.prefill)
         cr_assert_eq(a->commit.n_tokens, a->commit.n_rows, "ROUND-TOKENS: accepted + 1");
+    for (uint32_t i = 1; i < a->commit.n_rows; i++)
+        cr_assert_lt(a->commit.rows[i - 1], a->commit.rows[i]);
     h->n_cached += a->commit.n_rows;
     h->n_draft_cached += a->commit.n_draft_nodes;
     for (uint32_t i = 0; i < a->commit.n_tokens; i++) {
@@ -175,6 +250,9 @@ static void answer(host *h, const lvr_action *a, bool *done)
         break;
     case LVR_ACT_LAYER:
         answer_layer(h, a);
+        break;
+    case LVR_ACT_SCORE:
+        answer_score(h, a);
         break;
     case LVR_ACT_HEAD:
         answer_head(h, a);
@@ -272,6 +350,7 @@ typedef struct setting {
     uint64_t timing_seed;
     int32_t eos;
     const int32_t *more_eos; /* [2] or NULL */
+    const char *prune;       /* of `random`; NULL: as it is */
 } setting;
 
 typedef struct outcome {
@@ -279,7 +358,7 @@ typedef struct outcome {
     uint32_t n;
     lvr_stop stop;
     uint64_t read_log;
-    uint32_t n_npu_layers, n_cpu_layers, n_joint, n_prompt_passes, most_prompt_rows;
+    uint32_t n_npu_layers, n_cpu_layers, n_joint, n_prompt_passes, most_prompt_rows, n_scored, n_dropped;
 } outcome;
 
 /* Two requests. */
@@ -289,6 +368,8 @@ static void run(const setting *s, outcome *ret)
     lvr_policy p;
     memset(&h, 0, sizeof h);
     policy_of(&p, s->policy);
+    if (s->prune)
+        cr_assert_eq(lvr_policy_set(&p, "test", "prune", s->prune, NULL), LVR_OK);
     h.g = geometry(s->mode, s->ring, s->resident);
     h.g.place = s->place;
     h.g.place_draft = s->place_draft;
@@ -318,6 +399,8 @@ static void run(const setting *s, outcome *ret)
     ret->n_joint = h.n_joint;
     ret->n_prompt_passes = h.n_prompt_passes;
     ret->most_prompt_rows = h.most_prompt_rows;
+    ret->n_scored = h.n_scored;
+    ret->n_dropped = h.n_dropped;
     lvr_round_free(h.m);
 }
 
@@ -363,6 +446,97 @@ Test(round_machine, laws_hold_and_policies_agree)
             }
         }
     }
+}
+
+/* Rows dropped at random after every layer: from none to all but the root. */
+Test(round_machine, round_prune)
+{
+    static const char *const prunes[] = {"0", "0.2", "0.6", "1"};
+    outcome ref;
+    const setting plain = {.policy = "ar", .ring = 1, .resident = 1, .n_ctx = 200, .eos = -1};
+    run(&plain, &ref);
+    for (uint32_t i = 0; i < 4 * 2 * 3 * 3 * 3; i++) {
+        outcome got;
+        const setting s = {.policy = "random",
+                           .prune = prunes[i % 4],
+                           .mode = (lvr_io_mode)(i / 4 % 2),
+                           .place = (lvr_place)(i / 8 % 3),
+                           .ring = 1 + i / 24 % 3,
+                           .resident = i / 72 * 0.4,
+                           .timing_seed = i,
+                           .n_ctx = 200,
+                           .eos = -1};
+        run(&s, &got);
+        cr_assert_eq(got.n, ref.n);
+        cr_assert_eq(memcmp(got.out, ref.out, got.n * sizeof ref.out[0]), 0, "prune %s", s.prune);
+        cr_assert_eq(got.n_scored > 0, i % 4 > 0);
+        cr_assert_eq(got.n_dropped > 0, i % 4 > 0);
+    }
+}
+
+/* What the host cannot tell stays, but not without its parent. */
+Test(round_machine, unknown_rows_stay)
+{
+    lvr_policy p;
+    policy_of(&p, "random");
+    cr_assert_eq(lvr_policy_set(&p, "test", "prune", "1", NULL), LVR_OK);
+    const lvr_geometry g = geometry(LVR_IO_SERIAL, 1, 1);
+    const lvr_round_config c = {
+        .policy = &p, .geometry = &g, .n_ctx = 64, .prefill_chunk = 8, .max_rows = 64, .eos_token = -1};
+    static lvr_candidate cand[LVR_MAX_EXPANSIONS * LVR_MAX_BRANCH];
+    static const lvr_exit_raw raw[LVR_MAX_VERIFY_NODES];
+    bool unknown[LVR_MAX_VERIFY_NODES];
+    lvr_row rows[LVR_MAX_VERIFY_NODES];
+    uint32_t n_checked = 0;
+    lvr_round *m = NULL;
+    cr_assert_eq(lvr_round_new(&c, &m, NULL), LVR_OK);
+    for (uint64_t request = 0; request < 20; request++) {
+        const int32_t prompt = 1;
+        uint32_t n_scored = 0;
+        bool done = false;
+        cr_assert_eq(lvr_round_begin(m, request, &prompt, 1, 40, NULL), LVR_OK);
+        lvr_action a;
+        while (!done && lvr_round_next(m, &a)) {
+            lvr_event ev = {0};
+            switch (a.kind) {
+            case LVR_ACT_DRAFT:
+                for (uint32_t i = 0; i < a.draft.n_expand * a.draft.branch; i++)
+                    cand[i] = (lvr_candidate){.token = (int32_t)(10 + i % a.draft.branch), .p_draft = 0.1f};
+                ev = (lvr_event){.kind = LVR_EV_DRAFT_DONE,
+                                 .draft = {.candidates = cand, .n_per_row = a.draft.branch}};
+                break;
+            case LVR_ACT_LAYER:
+                for (uint32_t r = 1; r < a.layer.n_rows && n_scored == 1 && a.layer.layer == 1; r++) {
+                    const lvr_row *was = &rows[a.layer.kept ? a.layer.kept[r] : r];
+                    cr_assert_eq(was->slot % 3, 0, "only unknown rows are left");
+                    n_checked++;
+                }
+                ev.kind = LVR_EV_LAYER_DONE;
+                break;
+            case LVR_ACT_SCORE:
+                for (uint32_t r = 0; r < a.score.n_rows; r++)
+                    unknown[r] = a.score.rows[r].slot % 3 == 0;
+                memcpy(rows, a.score.rows, a.score.n_rows * sizeof rows[0]);
+                n_scored++;
+                ev = (lvr_event){.kind = LVR_EV_SCORED, .scored = {.raw = raw, .unknown = unknown}};
+                break;
+            case LVR_ACT_HEAD:
+                ev = (lvr_event){.kind = LVR_EV_HEAD_DONE, .head = {.token = 5}};
+                break;
+            case LVR_ACT_COMMIT:
+                n_scored = 0;
+                ev.kind = LVR_EV_COMMIT_DONE;
+                break;
+            case LVR_ACT_READ:
+            case LVR_ACT_DONE:
+                done = true;
+                continue;
+            }
+            cr_assert_eq(lvr_round_step(m, &ev, NULL), LVR_OK);
+        }
+    }
+    cr_assert_gt(n_checked, 0u);
+    lvr_round_free(m);
 }
 
 /* A prompt takes as few passes as its chunks allow, whatever their size; the text does not depend on it. */

@@ -229,6 +229,9 @@ Test(core_policy, policy_file_round_trip)
         .n_depths = 2,
         .n_ranks = 3,
         .by_rank = {{0.6, 0.1, 0.05}, {2.0 / 3, 0.1, 0}}};
+    a.policy.exit = (lvr_exit_predictor){
+        .n = 2,
+        .at = {{.layer = 3, .weight = {1.0 / 3, -2}, .threshold = 0.01}, {.layer = 7, .weight = {0.5}}}};
     a.geometry = geometry_of(LVR_IO_PIPELINED);
     a.conditions = (lvr_run_conditions){.threads = 2,
                                         .depth = 4,
@@ -252,13 +255,14 @@ Test(core_policy, policy_file_round_trip)
     cr_assert_eq(memcmp(&a.policy.cost, &b.policy.cost, sizeof a.policy.cost), 0, "doubles survive exactly");
     cr_assert_eq(b.policy.calibration.group[0].p[0], 1.0 / 3);
     cr_assert_eq(b.policy.calibration.by_rank[1][0], 2.0 / 3);
+    cr_assert_eq(memcmp(&a.policy.exit, &b.policy.exit, sizeof a.policy.exit), 0);
     cr_assert_str_eq(b.conditions.kv_type, "q8_0");
     /* A mistyped key is an error with a position, and so is any cut. */
     char *typo = strstr(text.data, "ring_slots");
     cr_assert_not_null(typo);
     typo[0] = 'x';
     cr_assert_eq(lvr_policy_file_parse("t", text.data, text.len, &b, &err), LVR_ERR_CONFIG);
-    for (size_t n = 0; n < again.len; n += 7)
+    for (size_t n = 0; n + 1 < again.len; n += 7) /* without the last newline it is whole */
         cr_assert_neq(lvr_policy_file_parse("t", again.data, n, &b, &err), LVR_OK, "cut at %zu", n);
     lvr_buf_free(&text);
     lvr_buf_free(&again);

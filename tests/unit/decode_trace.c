@@ -68,6 +68,8 @@ static void record_timing(const lvr_session_config *c, const char *path, struct 
 static void check_rounds(lvr_trace *t, const lvr_run_stats *sum)
 {
     uint64_t n = 0, n_nodes = 0, rounds = 0, verified = 0, accepted = 0, nodes_accepted = 0;
+    uint64_t kept = 0, cut_short = 0;
+    const uint32_t last_layer = lvr_trace_get_meta(t)->target.n_layers - 1;
     lvr_rec_round *rec = read_stream(t, LVR_STREAM_ROUNDS, &n);
     lvr_rec_round_node *nodes = read_stream(t, LVR_STREAM_ROUND_NODES, &n_nodes);
     for (uint64_t i = 0; i < n; i++) {
@@ -80,17 +82,44 @@ static void check_rounds(lvr_trace *t, const lvr_run_stats *sum)
             continue;
         rounds++;
         verified += rec[i].n_nodes;
+        kept += rec[i].n_kept;
         accepted += rec[i].n_accepted;
     }
     for (uint64_t i = 0; i < n_nodes; i++)
         nodes_accepted += nodes[i].accepted && nodes[i].node > 0;
+    for (uint64_t i = 0; i < n_nodes; i++)
+        cut_short += nodes[i].last_layer < last_layer;
     cr_assert_eq(rounds, sum->rounds);
     cr_assert_eq(verified, sum->verified_rows);
     cr_assert_eq(verified, n_nodes);
+    cr_assert_eq(verified - kept, sum->pruned_rows);
+    cr_assert_eq(cut_short, sum->pruned_rows, "dropped rows end before the last layer");
     cr_assert_eq(accepted, sum->accepted);
     cr_assert_eq(nodes_accepted, sum->accepted);
     free(rec);
     free(nodes);
+}
+
+/* One SCORE a layer that rows are scored after, with as many rows as the layer had. */
+static void check_scores(lvr_trace *t, const lvr_run_stats *sum)
+{
+    uint64_t n = 0, n_scores = 0, ns = 0;
+    lvr_rec_kernel *rec = read_stream(t, LVR_STREAM_KERNELS, &n);
+    for (uint64_t i = 0; i < n; i++) {
+        if (rec[i].op != LVR_OP_SCORE)
+            continue;
+        uint64_t layer = i;
+        while (layer > 0 && rec[layer].op != LVR_OP_LAYER)
+            layer--;
+        cr_assert_eq(rec[i].layer, rec[layer].layer);
+        cr_assert_eq(rec[i].rows, rec[layer].rows);
+        cr_assert_geq(rec[i].t_start_ns, rec[layer].t_end_ns);
+        ns += rec[i].t_end_ns - rec[i].t_start_ns;
+        n_scores++;
+    }
+    cr_assert_eq(n_scores > 0, sum->pruned_rows > 0);
+    cr_assert_eq(ns, sum->score_ns);
+    free(rec);
 }
 
 static void check_flash(lvr_trace *t, const lvr_run_stats *sum)
@@ -137,7 +166,8 @@ static void check_config(const lvr_trace *t, const lvr_policy *policy)
 
 Test(decode_trace, timing_agrees_with_the_run, .timeout = 120)
 {
-    static const char *const names[] = {"ar", "chain", "lever", "random"};
+    static const char *const names[] = {"ar", "chain", "lever", "random", "random"};
+    static const char *const prunes[] = {NULL, NULL, NULL, "0", "0.3"};
     struct decode_pair pair;
     struct decode_output plain, out[N_REQUESTS];
     lvr_run_stats sum;
@@ -148,6 +178,8 @@ Test(decode_trace, timing_agrees_with_the_run, .timeout = 120)
     snprintf(path, sizeof path, "%s/timing.h5", pair.target.dir);
     for (size_t p = 0; p < sizeof names / sizeof names[0]; p++) {
         decode_policy(&policy, names[p]);
+        if (prunes[p])
+            cr_assert_eq(lvr_policy_set(&policy, "test", "prune", prunes[p], NULL), LVR_OK);
         decode_config(&c, &pair, &policy);
         c.resident_fraction = 0.5;
         c.io_mode = p % 2 ? LVR_IO_SERIAL : LVR_IO_PIPELINED;
@@ -156,6 +188,8 @@ Test(decode_trace, timing_agrees_with_the_run, .timeout = 120)
         decode_same(&plain, &out[0], "INV-TRACE: recording changes no token");
         lvr_trace *t = open_valid(path);
         check_rounds(t, &sum);
+        check_scores(t, &sum);
+        cr_assert_eq(sum.pruned_rows > 0, p == 4);
         check_flash(t, &sum);
         check_tokens(t, out);
         check_config(t, &policy);
@@ -423,6 +457,13 @@ Test(decode_trace, oracle_refusals)
     cr_assert_eq(lvr_oracle_new(&c, &caps, &o, NULL), LVR_ERR_CONFIG);
     caps = good;
     caps.min_path = NAN;
+    cr_assert_eq(lvr_oracle_new(&c, &caps, &o, NULL), LVR_ERR_CONFIG);
+    caps = good;
+    caps.exit_auto = false;
+    caps.n_exit_layers = LVR_EXIT_MAX_LAYERS + 1;
+    cr_assert_eq(lvr_oracle_new(&c, &caps, &o, NULL), LVR_ERR_CONFIG);
+    caps.n_exit_layers = 1;
+    caps.exit_layers[0] = 1000000; /* the last layer, or beyond it */
     cr_assert_eq(lvr_oracle_new(&c, &caps, &o, NULL), LVR_ERR_CONFIG);
     c.draft_path = NULL;
     cr_assert_eq(lvr_oracle_new(&c, &good, &o, NULL), LVR_ERR_CONFIG);

@@ -210,6 +210,10 @@ void fixture_put_rounds(lvr_trace_lane *lane, uint64_t request, uint64_t first_r
 
 static void put_position(lvr_trace_lane *lane, uint64_t request, uint32_t pos)
 {
+    for (uint32_t node = 1; node < 3; node++) {
+        const lvr_rec_exit row = {.request = request, .pos = pos, .node = node, .score = 0.5f};
+        put(lane, LVR_STREAM_EXIT, &row);
+    }
     for (uint32_t node = 0; node < 3; node++) {
         const lvr_rec_tree row = {.request = request,
                                   .pos = pos,

@@ -176,6 +176,7 @@ Test(incomplete, an_oracle_trace_ends_at_its_last_whole_position)
     /* Position 3 of request 2 may have had more rows. */
     expect_rows(t, LVR_STREAM_TREES, 30 + 9);
     expect_rows(t, LVR_STREAM_DRAFT_TOPK, 20 + 6);
+    expect_rows(t, LVR_STREAM_EXIT, 20 + 6);
     expect_rows(t, LVR_STREAM_REQUESTS, 2);
     expect_rows(t, LVR_STREAM_TOKENS, 11 + 4);
     lvr_trace_close(t);

@@ -270,6 +270,27 @@ Test(validate, draft_topk)
     ORACLE(LVR_STREAM_DRAFT_TOPK, "p is NaN", (lvr_rec_draft_topk){1, 10, 0, 1, NAN});
 }
 
+Test(validate, exit_features)
+{
+    const lvr_rec_exit good = {1, 9, 2, 1, 0.5f, 1.0f, 0.5f, 0.1f, 0};
+    lvr_rec_exit r = good;
+    r.request = 999;
+    ORACLE(LVR_STREAM_EXIT, "request 999", r);
+    r = good;
+    r.pos = 10;
+    r.node = 0;
+    ORACLE(LVR_STREAM_EXIT, "the root is never scored", r);
+    r = good;
+    r.layer = 4000;
+    ORACLE(LVR_STREAM_EXIT, "layer is 4000, expected one before the last", r);
+    r = good;
+    r.slice_max = NAN;
+    ORACLE(LVR_STREAM_EXIT, "a feature is ", r);
+    r = good;
+    r.pos = 1;
+    ORACLE(LVR_STREAM_EXIT, "not in ascending order", r);
+}
+
 Test(validate, bench)
 {
     TIMING(LVR_STREAM_BENCH, "not in order",

@@ -8,14 +8,23 @@
  * best nodes, and J over n is searched exactly. Drafting is one-step look-ahead: run the w most probable
  * unexpanded nodes of the current best tree if, each of them gaining one child worth child_gain of its own
  * probability, J rises.
+ *
+ * Pruning (paper section 4.3, "Predictor-Based Verification Pruning"; a reconstruction too): after the exit
+ * predictor's layers rows go on by their path score, either those of a least score or as many of the best as
+ * maximise the sum of scores less lambda times the rest of the round. Which tree is chosen does not yet
+ * count on it.
  */
 #include "costmodel/core/policy/builtin.h"
 
 #include "common/minmax.h"
 #include <stddef.h>
+#include <stdlib.h>
 
 typedef enum lever_rule { RULE_RATE, RULE_ROUND } lever_rule;
 static const char *const rule_names[] = {"rate", "round", NULL};
+
+typedef enum lever_prune { PRUNE_OFF, PRUNE_THRESHOLD, PRUNE_OBJECTIVE } lever_prune;
+static const char *const prune_names[] = {"off", "threshold", "objective", NULL};
 
 typedef struct lever_params {
     double lambda;
@@ -25,7 +34,9 @@ typedef struct lever_params {
     uint32_t max_nodes;
     uint32_t max_depth;
     uint32_t max_width;
-    int rule; /* lever_rule */
+    int rule;  /* lever_rule */
+    int prune; /* lever_prune */
+    double theta;
 } lever_params;
 _Static_assert(sizeof(lever_params) <= LVR_POLICY_PARAMS_BYTES, "policy parameters fit their union");
 
@@ -97,6 +108,25 @@ static const lvr_param lever_table[] = {
      .def = RULE_RATE,
      .choices = rule_names,
      .help = "rate: gain minus lambda times cost; round: each round's own gain over cost"},
+    {.name = "prune",
+     .type = LVR_PARAM_ENUM,
+     .offset = offsetof(lever_params, prune),
+     .min = 0,
+     .max = 2,
+     .def = PRUNE_OFF,
+     .choices = prune_names,
+     .help = "rows dropped between layers, by the exit predictor. threshold: scores below theta; objective: "
+             "those worth less than they cost",
+     .tunable = true},
+    {.name = "theta",
+     .type = LVR_PARAM_DOUBLE,
+     .offset = offsetof(lever_params, theta),
+     .min = 0,
+     .max = 1,
+     .def = 0,
+     .unit = "1",
+     .help = "prune=threshold: least path score that goes on; 0: the predictor's own; 1: none but the root",
+     .tunable = true},
 };
 
 static uint32_t lever_branch(const void *params)
@@ -168,10 +198,83 @@ static uint32_t lever_select(const void *params, const lvr_policy_view *view, ui
     return lvr_choose_ranked(view->scratch, lvr_min_u32(best.choice.rows, cap), ret_nodes);
 }
 
+/* ---- pruning ---- */
+
+static const lever_params *params_of(const lvr_policy *policy)
+{
+    return (const void *)policy->params.bytes;
+}
+
+static lvr_status lever_check(const lvr_policy *policy, uint32_t n_layers, lvr_error *err)
+{
+    const lever_params *p = params_of(policy);
+    if (p->prune == PRUNE_OFF)
+        return LVR_OK;
+    if (policy->exit.n == 0)
+        return lvr_fail(
+            err, LVR_ERR_CONFIG,
+            "policy lever: prune=%s needs an exit predictor, and there is none; give --cost FILE or "
+            "a policy file that holds one (lever fit, with an oracle trace that has exit features), "
+            "or leave pruning out with --set prune=off",
+            prune_names[p->prune]);
+    const uint32_t last = policy->exit.at[policy->exit.n - 1].layer;
+    if (last + 1 >= n_layers)
+        return lvr_fail(
+            err, LVR_ERR_CONFIG,
+            "policy lever: the exit predictor scores rows after layer %u, the target has %u layers "
+            "and its last cannot be pruned after; fit the predictor on this target",
+            last, n_layers);
+    return LVR_OK;
+}
+
+static bool lever_scores(const lvr_policy *policy, uint32_t layer, uint32_t n_layers)
+{
+    return params_of(policy)->prune != PRUNE_OFF && layer + 1 < n_layers &&
+           lvr_exit_at(&policy->exit, layer) >= 0;
+}
+
+static int by_falling_score(const void *a, const void *b)
+{
+    const lvr_ranked_node *x = a, *y = b;
+    if (x->path != y->path)
+        return x->path > y->path ? -1 : 1;
+    return x->node < y->node ? -1 : x->node > y->node;
+}
+
+/* Parents come before their children: their scores are no lower, and equals keep the rows' order. */
+static void keep_by_objective(double lambda, const lvr_policy_view *view, uint32_t layer, const double *score,
+                              uint32_t n_rows, bool *ret_keep)
+{
+    lvr_ranked_node ranked[LVR_MAX_VERIFY_NODES];
+    const lvr_objective o = lvr_objective_new(view->cost, view->geometry, view->context);
+    for (uint32_t r = 0; r < n_rows; r++)
+        ranked[r] = (lvr_ranked_node){.path = score[r], .node = r};
+    qsort(ranked, n_rows, sizeof ranked[0], by_falling_score);
+    const uint32_t n = lvr_objective_keep(&o, ranked, n_rows, layer, lambda);
+    for (uint32_t i = 0; i < n; i++)
+        ret_keep[ranked[i].node] = true;
+}
+
+static void lever_keep(const lvr_policy *policy, const lvr_policy_view *view, uint32_t layer,
+                       const lvr_exit_row *rows, uint32_t n_rows, bool *ret_keep)
+{
+    const lever_params *p = params_of(policy);
+    const lvr_exit_layer *at = &policy->exit.at[lvr_exit_at(&policy->exit, layer)];
+    const double least = p->theta > 0.0 ? p->theta : at->threshold;
+    double score[LVR_MAX_VERIFY_NODES];
+    lvr_exit_scores(at, view->tree, view->calibration, rows, n_rows, score);
+    if (p->prune == PRUNE_OBJECTIVE) {
+        keep_by_objective(p->lambda, view, layer, score, n_rows, ret_keep);
+        return;
+    }
+    for (uint32_t r = 0; r < n_rows; r++)
+        ret_keep[r] = least < 1.0 && score[r] >= least;
+}
+
 const lvr_policy_ops lvr_policy_lever = {
     .name = "lever",
     .summary = "token tree that maximises gain minus lambda times the round's cost",
-    .source = "paper section 4.2 (arXiv 2605.16786); formulas reconstructed (inferred)",
+    .source = "paper sections 4.2 and 4.3 (arXiv 2605.16786); formulas reconstructed (inferred)",
     .params = lever_table,
     .n_params = sizeof lever_table / sizeof lever_table[0],
     .uses_draft = true,
@@ -180,4 +283,7 @@ const lvr_policy_ops lvr_policy_lever = {
     .branch = lever_branch,
     .expand = lever_expand,
     .select = lever_select,
+    .scores = lever_scores,
+    .keep = lever_keep,
+    .check = lever_check,
 };

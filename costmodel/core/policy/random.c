@@ -1,5 +1,5 @@
 /* Random trees, a pure function of (seed, request, position, step): fuzzes losslessness and spreads row
- * counts for kernel fits. */
+ * counts for kernel fits. Random pruning is one of (seed, request, position, node, layer). */
 #include "costmodel/core/policy/builtin.h"
 
 #include "common/rng.h"
@@ -9,6 +9,7 @@
 
 typedef struct random_params {
     uint32_t branch, max_nodes, max_steps, max_width;
+    double prune;
 } random_params;
 _Static_assert(sizeof(random_params) <= LVR_POLICY_PARAMS_BYTES, "policy parameters fit their union");
 
@@ -45,14 +46,26 @@ static const lvr_param random_table[] = {
      .def = 8,
      .unit = "nodes",
      .help = "nodes the draft runs in one step"},
+    {.name = "prune",
+     .type = LVR_PARAM_DOUBLE,
+     .offset = offsetof(random_params, prune),
+     .min = 0,
+     .max = 1,
+     .def = 0,
+     .unit = "1",
+     .help = "probability that a row is dropped after a layer, with all that hangs on it"},
 };
 
 /* One stream a call, so that a call's result depends on its inputs only. */
+static uint64_t call_key(const lvr_policy_view *view)
+{
+    return lvr_mix64(view->seed ^
+                     lvr_mix64(view->request ^ lvr_mix64(((uint64_t)view->position << 16) | view->n_steps)));
+}
+
 static void call_rng(lvr_rng *rng, const lvr_policy_view *view, const char *call)
 {
-    const uint64_t key = lvr_mix64(
-        view->seed ^ lvr_mix64(view->request ^ lvr_mix64(((uint64_t)view->position << 16) | view->n_steps)));
-    lvr_rng_init(rng, key, call);
+    lvr_rng_init(rng, call_key(view), call);
 }
 
 static uint32_t random_branch(const void *params)
@@ -101,6 +114,23 @@ static uint32_t random_select(const void *params, const lvr_policy_view *view, u
     return n;
 }
 
+static bool random_scores(const lvr_policy *policy, uint32_t layer, uint32_t n_layers)
+{
+    const random_params *p = (const void *)policy->params.bytes;
+    return p->prune > 0.0 && layer + 1 < n_layers;
+}
+
+static void random_keep(const lvr_policy *policy, const lvr_policy_view *view, uint32_t layer,
+                        const lvr_exit_row *rows, uint32_t n_rows, bool *ret_keep)
+{
+    const random_params *p = (const void *)policy->params.bytes;
+    for (uint32_t r = 0; r < n_rows; r++) {
+        lvr_rng rng;
+        lvr_rng_init(&rng, lvr_mix64(call_key(view) ^ (uint64_t)rows[r].node << 16 ^ layer), "keep");
+        ret_keep[r] = lvr_rng_unit(&rng) >= p->prune;
+    }
+}
+
 const lvr_policy_ops lvr_policy_random = {
     .name = "random",
     .summary = "random trees: fuzzes losslessness, spreads row counts when recording timings",
@@ -111,4 +141,7 @@ const lvr_policy_ops lvr_policy_random = {
     .branch = random_branch,
     .expand = random_expand,
     .select = random_select,
+    .scores = random_scores,
+    .keep = random_keep,
+    .keeps_blindly = true,
 };
