@@ -129,11 +129,12 @@ static void exit_text(const lvr_fit_exit_report *r, lvr_buf *out)
         }
     const lvr_fit_exit_layer *best = best_layer(r);
     const lvr_fit_exit_cut *c = kept_cut(best);
-    lvr_buf_printf(
-        out,
-        "at recall 99 %%: the %s wins; best after layer %u: %.2f rows of work, the control %.2f, all "
-        "%.2f\n",
-        winner(c), best->layer, c->row_work, c->control_rows, (double)r->n_rows / (double)r->n_trees);
+    lvr_buf_printf(out,
+                   "at recall 99 %%: the %s wins; the predictor is best after layer %u: %.2f rows of work, "
+                   "the control %.2f, all "
+                   "%.2f\n",
+                   winner(c), best->layer, c->row_work, c->control_rows,
+                   (double)r->n_rows / (double)r->n_trees);
 }
 
 static void cut_json(const lvr_fit_exit_cut *c, lvr_json *j)

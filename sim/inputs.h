@@ -31,10 +31,10 @@ uint32_t lvr_sim_count_fit_prompts(const lvr_cost_model *m, const lvr_outcome *o
 uint32_t lvr_sim_count_shared_prompts(const lvr_outcome *a, const lvr_outcome *b);
 
 /* Policy by name, or from a policy file (what has a slash, ends in .yaml, or is a file); then each of
- * set[n_set] ("key=value"). A name gets the cost model's table and calibration; a file keeps its own. *ret is
- * a whole policy file either way: with a name, schedule, conditions and identities are the cost model's, and
- * layers are placed by price if it has prices for an accelerator.
- * model may be NULL with a file. */
+ * set[n_set] ("key=value"). A name gets the cost model's table, calibration and exit predictor; a file keeps
+ * its own. *ret is a whole policy file either way: with a name, schedule, conditions and identities are the
+ * cost model's, and layers are placed by price if it has prices for an accelerator. model may be NULL with a
+ * file. */
 lvr_status lvr_sim_policy(const char *name_or_file, const char *const *set, size_t n_set,
                           const lvr_cost_model *model, lvr_policy_file *ret, lvr_error *err);
 

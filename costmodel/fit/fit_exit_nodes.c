@@ -34,22 +34,27 @@ static lvr_status learn_layers(const reading *r, lvr_exit_nodes *nodes, lvr_erro
 {
     const lvr_rec_exit *first = r->raw;
     uint32_t n = 0;
+    bool same = true; /* as before */
     for (uint64_t i = 0; i < r->n_raw && r->raw[i].request == first->request && r->raw[i].pos == first->pos &&
                          r->raw[i].node == first->node;
          i++) {
         if (n == LVR_EXIT_MAX_LAYERS)
             return lvr_fail(err, LVR_ERR_FORMAT, "%s: /exit: a node has more than %u layers",
                             lvr_trace_path(r->trace), LVR_EXIT_MAX_LAYERS);
-        if (nodes->n_layers > 0 && (n >= nodes->n_layers || nodes->layers[n] != r->raw[i].layer))
-            break;
-        nodes->layers[n++] = r->raw[i].layer;
+        same = same && n < nodes->n_layers && nodes->layers[n] == r->raw[i].layer;
+        if (nodes->n_layers == 0)
+            nodes->layers[n] = r->raw[i].layer;
+        n++;
     }
-    if (nodes->n_layers > 0 && n != nodes->n_layers)
+    if (nodes->n_layers > 0 && (!same || n != nodes->n_layers))
         return lvr_fail(
             err, LVR_ERR_CONFIG,
             "%s: exit features are of other layers than in the traces before it; record them with "
             "the same --exit-layers",
             lvr_trace_path(r->trace));
+    if ((uint64_t)nodes->layers[n - 1] + 1 >= nodes->depth)
+        return lvr_fail(err, LVR_ERR_FORMAT, "%s: /exit: layer %u, expected one before the last of %u",
+                        lvr_trace_path(r->trace), nodes->layers[n - 1], nodes->depth);
     nodes->n_layers = n;
     return LVR_OK;
 }

@@ -21,6 +21,10 @@ static void record_oracle(const lvr_session_config *c, const char *path)
     lvr_error err = LVR_ERROR_INIT;
     lvr_oracle_caps_default(&caps);
     caps.min_path = 0;
+    caps.exit_auto = false;
+    caps.n_exit_layers = 2;
+    caps.exit_layers[0] = 0;
+    caps.exit_layers[1] = 2;
     cr_assert_eq(lvr_oracle_new(c, &caps, &o, &err), LVR_OK, "%s", err.msg);
     cr_assert_eq(lvr_oracle_trace_meta(o, N_PREDICT, &meta, &err), LVR_OK, "%s", err.msg);
     cr_assert_eq(lvr_trace_writer_open(path, &meta, true, &w, &err), LVR_OK, "%s", err.msg);
@@ -166,6 +170,53 @@ Test(decode_prune, lever_cuts_what_the_predictor_says, .timeout = 120)
         policy.exit.at[i].weight[LVR_EXIT_BIAS] = -4.0; /* a gloomy one: what looked worth its rows is not */
     c.resident_fraction = 1;
     cr_assert_gt(pruned_of(&c, want, "objective", &accepted_priced), 0u);
+    decode_pair_remove(&pair);
+}
+
+/* The oracle's features are the engine's, bit for bit: the same rows go, whatever a score rests on. */
+Test(decode_prune, the_predictor_has_a_simulated_twin, .timeout = 240)
+{
+    static const char *const rules[] = {"threshold", "objective"};
+    struct decode_pair pair;
+    lvr_policy policy;
+    lvr_session_config c;
+    lvr_sim_oracle oracle;
+    lvr_correlation *r = calloc(1, sizeof *r);
+    lvr_cost_model *m = calloc(1, sizeof *m);
+    lvr_error err = LVR_ERROR_INIT;
+    char timing[128], oracle_path[128];
+    decode_pair_make(&pair, &(struct gguf_tiny){.type = LVR_Q8_0, .n_layers = 4, .seed = 5, .scale = 6},
+                     LVR_Q4_0);
+    snprintf(timing, sizeof timing, "%s/timing.h5", pair.target.dir);
+    snprintf(oracle_path, sizeof oracle_path, "%s/oracle.h5", pair.target.dir);
+    decode_policy(&policy, "lever");
+    set(&policy, "min_path", "0.1"); /* within what the oracle records */
+    set(&policy, "branch", "4");
+    set(&policy, "max_depth", "5");
+    make_up_predictor(&policy);
+    for (uint32_t k = 0; k < policy.exit.n; k++) {
+        policy.exit.at[k].weight[LVR_EXIT_EARLY] = 0.3;
+        policy.exit.at[k].threshold = 0.4;
+    }
+    decode_config(&c, &pair, &policy);
+    record_oracle(&c, oracle_path);
+    cr_assert_eq(lvr_sim_oracle_load(oracle_path, &oracle, &err), LVR_OK, "%s", err.msg);
+    for (int i = 0; i < 2; i++) {
+        const char *paths[] = {timing};
+        lvr_run_stats sum;
+        set(&policy, "prune", rules[i]);
+        for (uint32_t k = 0; i == 1 && k < policy.exit.n; k++)
+            policy.exit.at[k].weight[LVR_EXIT_BIAS] = -4.0;
+        record_timing(&c, timing, &sum);
+        cr_assert_gt(sum.pruned_rows, 0u, "%s", rules[i]);
+        cr_assert_eq(lvr_cost_model_fit(paths, 1, m, &err), LVR_OK, "%s", err.msg);
+        cr_assert_eq(lvr_correlate(timing, &oracle, m, true, r, &err), LVR_OK, "%s", err.msg);
+        cr_assert(i == 1 || r->outside_nodes == 0, "every score is recorded");
+        cr_assert(r->commits_equal && r->rounds_equal, "%s", rules[i]);
+    }
+    lvr_sim_oracle_free(&oracle);
+    free(m);
+    free(r);
     decode_pair_remove(&pair);
 }
 

@@ -1,5 +1,6 @@
 /* From traces to a cost model and back: known costs are recovered, what must not be mixed is refused, YAML
  * keeps everything. */
+#include "sim/outcome.h"
 #include "sim_rig.h"
 #include <criterion/criterion.h>
 #include <math.h>
@@ -120,6 +121,66 @@ Test(fit_traces, yaml_keeps_everything)
     free(m);
     free(back);
     free_fixture(&f);
+}
+
+static lvr_cost_model *fit_with(const fixture *f, const char *oracle)
+{
+    lvr_error err = LVR_ERROR_INIT;
+    lvr_cost_model *m = calloc(1, sizeof(*m));
+    char *random = measure(f, "random", 1, "dev", LVR_TRACE_TIMING);
+    cr_assert_eq(fit(random, oracle, NULL, m, &err), LVR_OK, "%s", err.msg);
+    sim_rig_discard(random);
+    return m;
+}
+
+/* A trace with exit features gives a predictor, which the file keeps; one without gives none. */
+Test(fit_traces, exit_predictor_from_traces_that_hold_its_features)
+{
+    fixture f = new_fixture();
+    lvr_error err = LVR_ERROR_INIT;
+    sim_rig rig = sim_rig_default;
+    char *oracle = sim_rig_path("exits.h5"), *file = sim_rig_path("cost.yaml");
+    lvr_cost_model *back = calloc(1, sizeof(*back));
+    rig.exits = true;
+    sim_rig_write_oracle(&rig, oracle);
+    lvr_cost_model *without = fit_with(&f, f.oracle), *with = fit_with(&f, oracle);
+    cr_assert_eq(without->exit.n, 0u);
+    cr_assert_eq(with->exit.n, 1u);
+    cr_expect_gt(with->exit.at[0].weight[LVR_EXIT_EARLY], 0.0);
+    cr_expect_gt(with->exit.at[0].threshold, 0.0);
+    cr_expect_geq(with->exit_report.at[0].cut[1].retained, 0.99);
+    cr_assert_eq(memcmp(&without->calibration, &with->calibration, sizeof with->calibration), 0);
+    cr_assert_eq(lvr_cost_model_save(file, with, &err), LVR_OK, "%s", err.msg);
+    cr_assert_eq(lvr_cost_model_load(file, back, &err), LVR_OK, "%s", err.msg);
+    cr_assert_eq(memcmp(&back->exit, &with->exit, sizeof with->exit), 0);
+    free(with);
+    free(without);
+    free(back);
+    sim_rig_discard(oracle);
+    sim_rig_discard(file);
+    free_fixture(&f);
+}
+
+/* The replay meets the recorded features, and none where none are. */
+Test(fit_traces, outcomes_hold_exit_features)
+{
+    sim_rig rig = sim_rig_default;
+    lvr_candidate child;
+    uint64_t node = LVR_NO_NODE;
+    lvr_exit_raw raw = {0};
+    rig.exits = true;
+    lvr_outcome *with = sim_rig_outcome(&rig), *without = sim_rig_outcome(&sim_rig_default);
+    const uint64_t root = lvr_outcome_root(with, 0, rig.n_prompt - 1);
+    cr_assert(lvr_outcome_children(with, root, 1, &child, &node));
+    cr_assert(lvr_outcome_exit(with, node, 0, &raw));
+    cr_expect_eq(raw.slice_lse, 3.0f);
+    cr_expect_eq(raw.slice_max, 2.0f);
+    cr_expect_not(lvr_outcome_exit(with, node, 1, &raw));
+    cr_expect_not(lvr_outcome_exit(with, root, 0, &raw));
+    cr_expect_not(lvr_outcome_exit(with, LVR_NO_NODE, 0, &raw));
+    cr_expect_not(lvr_outcome_exit(without, node, 0, &raw));
+    lvr_outcome_free(with);
+    lvr_outcome_free(without);
 }
 
 Test(fit_traces, a_key_nobody_asked_for_is_an_error)

@@ -140,6 +140,20 @@ static void put(lvr_trace_lane *lane, lvr_stream stream, const void *rec)
     cr_assert_eq(lvr_trace_put_wait(lane, stream, rec, &err), LVR_OK, "%s", err.msg);
 }
 
+/* The target's own continuation scores higher, on the whole. */
+static void put_exit(const rig_node *v, lvr_trace_lane *lane)
+{
+    const float noise = (float)lvr_hash_unit(v->key, 1, 2);
+    const lvr_rec_exit rec = {.request = v->rec.request,
+                              .pos = v->rec.pos,
+                              .node = v->rec.node,
+                              .score = 4.0f * noise + (v->rec.on_path ? 2.0f : 0.0f),
+                              .slice_lse = 3.0f,
+                              .slice_max = 2.0f,
+                              .slice_entropy = noise};
+    put(lane, LVR_STREAM_EXIT, &rec);
+}
+
 static void write_tree(const sim_rig *rig, lvr_trace_lane *lane, uint64_t request, uint32_t pos)
 {
     rig_node *nodes = calloc(MAX_NODES, sizeof(*nodes));
@@ -162,6 +176,8 @@ static void write_tree(const sim_rig *rig, lvr_trace_lane *lane, uint64_t reques
         n = expand(rig, nodes, n, (uint32_t)at);
     }
     n = extend_chain(rig, nodes, n);
+    for (uint32_t i = 1; i < n && rig->exits; i++)
+        put_exit(&nodes[i], lane);
     for (uint32_t i = 0; i < n; i++)
         put(lane, LVR_STREAM_TREES, &nodes[i].rec);
     free(nodes);

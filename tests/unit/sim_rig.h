@@ -14,6 +14,7 @@ typedef struct sim_rig {
     double min_path;                    /* children below are left out, but for a node's best */
     const char *target_sha256, *draft_sha256;
     const char *config; /* of the recording; NULL: none */
+    bool exits;         /* with exit features after layer 0, which know a little of what the target takes */
 } sim_rig;
 
 extern const sim_rig sim_rig_default;
