@@ -22,7 +22,7 @@
 
 #define MAX_CHAIN LVR_MAX_DEPTH
 #define MAX_BEST_FIRST                                                                                       \
-    160u /* leaves room for the chain and for nodes that later finds push out of the most probable */
+    512u /* leaves room for the chain and for nodes that later finds push out of the most probable */
 
 typedef struct ranked {
     double path;
@@ -37,17 +37,17 @@ struct lvr_oracle {
     uint32_t n_ctx;
 
     lvr_tree tree;
-    double path[LVR_MAX_TREE_NODES];
-    ranked order[LVR_MAX_TREE_NODES];
-    bool chosen[LVR_MAX_TREE_NODES];                   /* among the most probable, or of the chain */
-    int32_t slot[LVR_MAX_TREE_NODES];                  /* draft's scratch row of an expanded node */
-    uint32_t expanded[LVR_MAX_EXPANSIONS], n_expanded; /* in the order of expansion */
-    int32_t target_token[LVR_MAX_TREE_NODES];
-    float p_target[LVR_MAX_TREE_NODES];
-    lvr_fwd_query queries[LVR_MAX_TREE_NODES]; /* of every node but the root */
-    lvr_exit_raw exits[LVR_EXIT_MAX_LAYERS][LVR_MAX_TREE_NODES];
-    lvr_candidate candidates[LVR_MAX_EXPANSIONS * LVR_MAX_BRANCH];
-    lvr_fwd_row rows[LVR_MAX_EXPANSIONS];
+    double path[LVR_MAX_RECORDED_NODES];
+    ranked order[LVR_MAX_RECORDED_NODES];
+    bool chosen[LVR_MAX_RECORDED_NODES];                        /* among the most probable, or of the chain */
+    int32_t slot[LVR_MAX_RECORDED_NODES];                       /* draft's scratch row of an expanded node */
+    uint32_t expanded[LVR_MAX_RECORDED_EXPANSIONS], n_expanded; /* in the order of expansion */
+    int32_t target_token[LVR_MAX_RECORDED_NODES];
+    float p_target[LVR_MAX_RECORDED_NODES];
+    lvr_fwd_query queries[LVR_MAX_RECORDED_NODES]; /* of every node but the root */
+    lvr_exit_raw exits[LVR_EXIT_MAX_LAYERS][LVR_MAX_RECORDED_NODES];
+    lvr_candidate candidates[LVR_MAX_RECORDED_EXPANSIONS * LVR_MAX_BRANCH];
+    lvr_fwd_row rows[LVR_MAX_RECORDED_EXPANSIONS];
     int32_t prompt_tokens[LVR_MAX_PREFILL_ROWS];
 };
 
@@ -65,7 +65,7 @@ typedef struct request {
 void lvr_oracle_caps_default(lvr_oracle_caps *caps)
 {
     *caps = (lvr_oracle_caps){
-        .branch = 8, .expansions = 160, .chain = 32, .depth = 32, .min_path = 0.005, .exit_auto = true};
+        .branch = 8, .expansions = 400, .chain = 32, .depth = 32, .min_path = 0.005, .exit_auto = true};
 }
 
 /* ---- opening ---- */
@@ -163,10 +163,10 @@ static lvr_status open_models(lvr_oracle *o, const lvr_session_config *c, lvr_er
         .threads = c->threads,
         .cpu_level = c->cpu_level,
         .kv_type = c->kv_type,
-        .target_rows = LVR_MAX_EXPANSIONS,
-        .target_scratch = LVR_MAX_EXPANSIONS,
-        .draft_rows = LVR_MAX_EXPANSIONS,
-        .draft_scratch = LVR_MAX_EXPANSIONS,
+        .target_rows = LVR_MAX_RECORDED_EXPANSIONS,
+        .target_scratch = LVR_MAX_RECORDED_EXPANSIONS,
+        .draft_rows = LVR_MAX_RECORDED_EXPANSIONS,
+        .draft_scratch = LVR_MAX_RECORDED_EXPANSIONS,
         .target_prompt_rows = o->config.prefill_chunk,
         .draft_prompt_rows = o->config.prefill_chunk,
         .target_logits = LVR_PAIR_HEAD_CHUNK,
@@ -175,7 +175,7 @@ static lvr_status open_models(lvr_oracle *o, const lvr_session_config *c, lvr_er
     status = check_room(o, &sizes, err);
     if (status == LVR_OK)
         status = lvr_pair_load(&o->pair, &sizes, NULL, err);
-    return status == LVR_OK ? lvr_tree_init(&o->tree, LVR_MAX_TREE_NODES, err) : status;
+    return status == LVR_OK ? lvr_tree_init(&o->tree, LVR_MAX_RECORDED_NODES, err) : status;
 }
 
 lvr_status lvr_oracle_new(const lvr_session_config *config, const lvr_oracle_caps *caps, lvr_oracle **ret,
@@ -257,7 +257,7 @@ lvr_status lvr_oracle_trace_meta(const lvr_oracle *o, uint32_t n_predict, lvr_tr
 
 static lvr_status commit_first(lvr_kv *kv, uint32_t n, lvr_error *err)
 {
-    uint32_t slots[LVR_MAX_EXPANSIONS];
+    uint32_t slots[LVR_MAX_RECORDED_EXPANSIONS];
     for (uint32_t i = 0; i < n; i++)
         slots[i] = i;
     return lvr_kv_commit(kv, slots, n, err);
@@ -425,7 +425,7 @@ static lvr_status expand_chosen(request *q, uint32_t pos, uint32_t *ret_n, lvr_e
     lvr_tree *tree = &o->tree;
     uint32_t n = 0, per_row = 0;
     uint32_t *nodes = o->expanded + o->n_expanded;
-    for (uint32_t i = 0; i < tree->n && o->n_expanded + n < LVR_MAX_EXPANSIONS; i++) {
+    for (uint32_t i = 0; i < tree->n && o->n_expanded + n < LVR_MAX_RECORDED_EXPANSIONS; i++) {
         const lvr_node *node = &tree->nodes[i];
         if (!o->chosen[i] || node->expanded)
             continue;
@@ -619,7 +619,7 @@ static lvr_status put_exits(const request *q, uint32_t pos, lvr_error *err)
 static lvr_status put_tree(request *q, uint32_t pos, lvr_error *err)
 {
     lvr_oracle *o = q->o;
-    bool on_path[LVR_MAX_TREE_NODES];
+    bool on_path[LVR_MAX_RECORDED_NODES];
     lvr_status status = follow_text(q, pos, on_path, err);
     for (uint32_t i = 0; status == LVR_OK && i < o->tree.n; i++) {
         const lvr_node *node = &o->tree.nodes[i];

@@ -287,10 +287,10 @@ static lvr_status add_node(lvr_trace *t, lvr_outcome *o, const lvr_rec_tree *v, 
                         "parent and a probability",
                         lvr_trace_path(t), v->request, v->pos, v->node, v->parent, (double)v->p_draft,
                         tree->n);
-    if (v->node >= LVR_MAX_TREE_NODES)
+    if (v->node >= LVR_MAX_RECORDED_NODES)
         return lvr_fail(err, LVR_ERR_FORMAT,
                         "%s: /trees: request %" PRIu64 " position %u has more than %u nodes",
-                        lvr_trace_path(t), v->request, v->pos, LVR_MAX_TREE_NODES);
+                        lvr_trace_path(t), v->request, v->pos, LVR_MAX_RECORDED_NODES);
     const lvr_status st = grow_nodes(o, err);
     if (st)
         return st;
@@ -339,7 +339,7 @@ static lvr_status load_trees(lvr_trace *t, lvr_outcome *o, lvr_error *err)
     open_tree tree = {0};
     const uint64_t n = lvr_trace_rows(t, LVR_STREAM_TREES);
     lvr_rec_tree *rows = malloc(READ_ROWS * sizeof(*rows));
-    parent_rank *links = malloc(LVR_MAX_TREE_NODES * sizeof(*links));
+    parent_rank *links = malloc(LVR_MAX_RECORDED_NODES * sizeof(*links));
     if (!rows || !links) {
         st = lvr_fail(err, LVR_ERR_NOMEM, "%s: out of memory for its trees", lvr_trace_path(t));
         goto out;

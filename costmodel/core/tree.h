@@ -16,6 +16,9 @@
 #define LVR_MAX_BRANCH 16u         /* children kept per expanded node */
 #define LVR_MAX_TREE_NODES (1u + LVR_MAX_EXPANSIONS * LVR_MAX_BRANCH)
 #define LVR_MAX_DEPTH 64u
+/* Of an oracle recording's tree, which answers for the trees of every policy. */
+#define LVR_MAX_RECORDED_EXPANSIONS 640u
+#define LVR_MAX_RECORDED_NODES (1u + LVR_MAX_RECORDED_EXPANSIONS * LVR_MAX_BRANCH)
 
 typedef struct lvr_node {
     int32_t parent; /* -1 for the root */

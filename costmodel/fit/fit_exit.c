@@ -55,10 +55,10 @@ static int by_falling_path(const void *a, const void *b)
 }
 
 typedef struct tree_space {
-    lvr_node nodes[LVR_MAX_TREE_NODES];
-    double path[LVR_MAX_TREE_NODES];
-    ranked order[LVR_MAX_TREE_NODES];
-    int32_t row_of[LVR_MAX_TREE_NODES]; /* -1: not verified */
+    lvr_node nodes[LVR_MAX_RECORDED_NODES];
+    double path[LVR_MAX_RECORDED_NODES];
+    ranked order[LVR_MAX_RECORDED_NODES];
+    int32_t row_of[LVR_MAX_RECORDED_NODES]; /* -1: not verified */
     lvr_exit_row rows[TREE_ROWS];
     double x[TREE_ROWS][N];
 } tree_space;

@@ -83,7 +83,7 @@ static lvr_status take_raw(reading *r, const lvr_exit_nodes *nodes, const lvr_re
 static bool in_place(const lvr_rec_tree *tree, uint64_t i)
 {
     const lvr_rec_tree *v = &tree[i];
-    if (i >= LVR_MAX_TREE_NODES || v->node != i)
+    if (i >= LVR_MAX_RECORDED_NODES || v->node != i)
         return false;
     if (i == 0)
         return v->parent == -1 && v->depth == 0 && v->rank == 0;

@@ -63,10 +63,11 @@ static const lvr_param lever_table[] = {
      .offset = offsetof(lever_params, min_path),
      .min = 0,
      .max = 1,
-     .def = 0.01,
+     .def = 0.005,
      .unit = "1",
-     .help = "draft's own path probability (not calibrated) below which a node is never considered",
-     .tunable = true},
+     .help =
+         "draft's own path probability (not calibrated) below which a node is never considered; lower than "
+         "what oracle traces record (lever record --oracle-min-path) no replay can judge it"},
     {.name = "branch",
      .type = LVR_PARAM_U32,
      .offset = offsetof(lever_params, branch),
@@ -96,7 +97,7 @@ static const lvr_param lever_table[] = {
      .offset = offsetof(lever_params, max_width),
      .min = 1,
      .max = 64,
-     .def = 8,
+     .def = 6,
      .unit = "nodes",
      .help = "nodes the draft runs in one step",
      .tunable = true},
