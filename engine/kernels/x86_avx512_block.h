@@ -1,7 +1,6 @@
 /*
- * A panel: up to 8 blocks (256 inputs, a super-block of the K types) of one group, unpacked for the products
- * of AVX-512 and AMX. Weights are unpacked once per panel, whatever the number of rows, and stay in L1 for
- * all of them.
+ * One block (32 inputs of a group's 16 outputs) in registers, for the products of AVX-512 and AMX: where its
+ * parts lie, its codes unpacked, and what follows its integer sums.
  *
  * The forms of types, by what follows the integer sum of a block (s0, s1: of the first and last 16 inputs):
  *   PLAIN   acc += (s0 + s1) * (d * da)                                   Q8_0, Q4_0, Q5_0
@@ -12,8 +11,8 @@
  * they are 0 (0 * -s is -0), which no result shows: acc is never -0, for it starts as +0, and what is added
  * to it is a multiple of the least float, so that a sum is 0 only if it is exactly that.
  */
-#ifndef LVR_ENGINE_KERNELS_X86_AVX512_PANEL_H
-#define LVR_ENGINE_KERNELS_X86_AVX512_PANEL_H
+#ifndef LVR_ENGINE_KERNELS_X86_AVX512_BLOCK_H
+#define LVR_ENGINE_KERNELS_X86_AVX512_BLOCK_H
 
 #include "engine/kernels/levels.h"
 #include "engine/kernels/x86_intrin.h"
@@ -21,28 +20,20 @@
 #define INLINE static inline __attribute__((always_inline))
 #define QUADS (LVR_BLOCK / 4u) /* of inputs, in a block */
 #define QUAD_BYTES (LVR_GROUP * 4u)
-#define CODE_BYTES (QUADS * QUAD_BYTES) /* of a block */
-#define PANEL_BLOCKS LVR_SUPER_BLOCKS
+#define SPAN_BLOCKS LVR_SUPER_BLOCKS /* taken together; the K types' scales are for so many */
 #define CACHE_LINE 64u
 
 typedef enum form { PLAIN, MIN, SUPER, HALVES } form;
 #define FORMS 4u
 
-typedef struct panel {
-    _Alignas(64) uint8_t code[PANEL_BLOCKS][CODE_BYTES]; /* [block][quad][output][4 inputs] */
-    float d[PANEL_BLOCKS][LVR_GROUP];
-    float m[PANEL_BLOCKS][LVR_GROUP];    /* MIN, SUPER */
-    float k[PANEL_BLOCKS][2][LVR_GROUP]; /* SUPER, HALVES */
-} panel;
-
-/* What the types differ in. */
-typedef struct panel_type {
+/* What the types differ in. Constant wherever it is used by an inlined function. */
+typedef struct block_type {
     form form;            /* block_bytes 0: no quantised type */
     uint32_t block_bytes; /* of a group; SUPER, HALVES: an eighth of a super-block */
     int bias;             /* code - bias = weight */
-} panel_type;
+} block_type;
 
-static const panel_type panel_types[LVR_WTYPE_SLOTS] = {
+static const block_type block_types[LVR_WTYPE_SLOTS] = {
     [LVR_Q8_0] = {PLAIN, LVR_Q8_BLOCK_BYTES, LVR_Q8_BIAS},
     [LVR_Q4_0] = {PLAIN, LVR_Q4_BLOCK_BYTES, LVR_Q4_BIAS},
     [LVR_Q5_0] = {PLAIN, LVR_Q5_0_BLOCK_BYTES, 16},
@@ -52,6 +43,35 @@ static const panel_type panel_types[LVR_WTYPE_SLOTS] = {
     [LVR_Q5_K] = {SUPER, LVR_Q5_K_SUPER_BYTES / LVR_SUPER_BLOCKS, 0},
     [LVR_Q6_K] = {HALVES, LVR_Q6_K_SUPER_BYTES / LVR_SUPER_BLOCKS, 32},
 };
+
+/* ---- where the parts of a block are ---- */
+
+/* NULL: the type's form has no such part. */
+typedef struct packed {
+    const uint8_t *d, *m, *k0, *k1, *q;
+} packed;
+
+/* Block b of the span at `span`. */
+INLINE packed locate(const lvr_wtype t, const uint8_t *span, uint32_t b)
+{
+    const block_type type = block_types[t];
+    const uint8_t *at = span + b * type.block_bytes, *scales = span + LVR_SCALES_BYTES;
+    if (type.form == PLAIN)
+        return (packed){.d = at, .q = at + LVR_SCALES_BYTES};
+    if (type.form == MIN)
+        return (packed){.d = at, .m = at + LVR_SCALES_BYTES, .q = at + 2u * LVR_SCALES_BYTES};
+    const uint32_t head = type.form == SUPER ? LVR_K_HEAD_BYTES : LVR_Q6_K_HEAD_BYTES;
+    const uint8_t *q = span + head + b * (type.block_bytes - head / SPAN_BLOCKS);
+    if (type.form == HALVES)
+        return (packed){
+            .d = span, .k0 = scales + 2u * b * LVR_GROUP, .k1 = scales + (2u * b + 1u) * LVR_GROUP, .q = q};
+    scales += LVR_SCALES_BYTES;
+    return (packed){.d = span,
+                    .m = span + LVR_SCALES_BYTES,
+                    .k0 = scales + b * LVR_GROUP,
+                    .k1 = scales + (SPAN_BLOCKS + b) * LVR_GROUP,
+                    .q = q};
+}
 
 INLINE __m512i load_codes(const uint8_t *p)
 {
@@ -121,113 +141,42 @@ INLINE void add_upper_pairs(const uint8_t *h, __m512i w[QUADS])
     }
 }
 
-INLINE void store_block(const __m512i w[QUADS], int bias, uint8_t *code)
+/* `q`: the block's codes as packed. */
+INLINE void unpack_codes(const lvr_wtype t, const uint8_t *q, __m512i ret_w[QUADS])
 {
-    const __m512i less = _mm512_set1_epi8((char)bias);
-    LVR_UNROLL
-    for (unsigned j = 0; j < QUADS; j++)
-        _mm512_store_si512(code + j * QUAD_BYTES, bias != 0 ? _mm512_sub_epi8(w[j], less) : w[j]);
-}
-
-/* `q`: the block's codes as packed. The codes are stored less `bias`. */
-INLINE void unpack_block(const lvr_wtype t, const uint8_t *q, const int bias, uint8_t *code)
-{
-    __m512i w[QUADS];
     if (t == LVR_Q8_0) {
         LVR_UNROLL
         for (unsigned j = 0; j < QUADS; j++)
-            w[j] = load_codes(q + j * QUAD_BYTES);
+            ret_w[j] = load_codes(q + j * QUAD_BYTES);
     } else {
-        unpack_nibbles(q, w);
+        unpack_nibbles(q, ret_w);
     }
     if (t == LVR_Q5_0 || t == LVR_Q5_1 || t == LVR_Q5_K)
-        add_fifth_bits(q + LVR_NIBBLES_BYTES, w);
+        add_fifth_bits(q + LVR_NIBBLES_BYTES, ret_w);
     if (t == LVR_Q6_K)
-        add_upper_pairs(q + LVR_NIBBLES_BYTES, w);
-    store_block(w, bias, code);
+        add_upper_pairs(q + LVR_NIBBLES_BYTES, ret_w);
 }
-
-/* ---- scales, and whole panels ---- */
-
-INLINE void unpack_super_scales(const lvr_wtype t, const uint8_t *super, panel *p)
-{
-    const __m512 d = load_halves(super);
-    const __m512 m = t == LVR_Q6_K ? d : load_halves(super + LVR_SCALES_BYTES); /* Q6_K has none */
-    const uint8_t *scales = super + (t == LVR_Q6_K ? 1u : 2u) * LVR_SCALES_BYTES;
-    for (unsigned b = 0; b < PANEL_BLOCKS; b++) {
-        _mm512_store_ps(p->d[b], d);
-        if (t == LVR_Q6_K) {
-            _mm512_store_ps(p->k[b][0], load_s8(scales + 2u * b * LVR_GROUP));
-            _mm512_store_ps(p->k[b][1], load_s8(scales + (2u * b + 1u) * LVR_GROUP));
-            continue;
-        }
-        _mm512_store_ps(p->m[b], m);
-        _mm512_store_ps(p->k[b][0], load_u8(scales + b * LVR_GROUP));
-        _mm512_store_ps(p->k[b][1], load_u8(scales + (LVR_SUPER_BLOCKS + b) * LVR_GROUP));
-    }
-}
-
-/* Bytes of the panel's head, before the codes of its blocks. */
-INLINE uint32_t super_head(const lvr_wtype t)
-{
-    return t == LVR_Q6_K ? LVR_Q6_K_HEAD_BYTES : LVR_K_HEAD_BYTES;
-}
-
-INLINE void unpack_super(const lvr_wtype t, const uint32_t block_bytes, const uint8_t *at, const int bias,
-                         panel *ret)
-{
-    const uint32_t q_bytes = block_bytes - super_head(t) / LVR_SUPER_BLOCKS;
-    unpack_super_scales(t, at, ret);
-    for (unsigned b = 0; b < PANEL_BLOCKS; b++)
-        unpack_block(t, at + super_head(t) + b * q_bytes, bias, ret->code[b]);
-}
-
-/* The n blocks at `at`. Type and bias are constants where this is inlined; with `scales_only` the codes are
- * used where they are. Asks for the bytes one panel further on: they are the next to be read, be they of
- * this group or of the next. */
-INLINE void unpack_panel(const lvr_wtype t, const uint8_t *at, uint32_t n, const int bias,
-                         const bool scales_only, panel *ret)
-{
-    const form f = panel_types[t].form;
-    const uint32_t block_bytes = panel_types[t].block_bytes, head = (f == MIN ? 2u : 1u) * LVR_SCALES_BYTES;
-    const char *ahead = (const char *)at + PANEL_BLOCKS * block_bytes;
-    for (uint32_t i = 0; i < n * block_bytes; i += CACHE_LINE)
-        _mm_prefetch(ahead + i, _MM_HINT_T0);
-    if (f == SUPER || f == HALVES) {
-        unpack_super(t, block_bytes, at, bias, ret);
-        return;
-    }
-    for (uint32_t b = 0; b < n; b++, at += block_bytes) {
-        _mm512_store_ps(ret->d[b], load_halves(at));
-        if (f == MIN)
-            _mm512_store_ps(ret->m[b], load_halves(at + LVR_SCALES_BYTES));
-        if (!scales_only)
-            unpack_block(t, at + head, bias, ret->code[b]);
-    }
-}
-
-typedef void (*unpack_fn)(const uint8_t *at, uint32_t n, panel *ret);
-
-#define UNPACKER(name, t, bias, scales_only)                                                                 \
-    static void unpack_##name(const uint8_t *at, uint32_t n, panel *ret)                                     \
-    {                                                                                                        \
-        unpack_panel(t, at, n, bias, scales_only, ret);                                                      \
-    }
 
 /* ---- from integer sums to the result ---- */
 
+/* What the form does not use is 0. */
 typedef struct block_scales {
     __m512 d, m, k0, k1;
 } block_scales;
 
-INLINE block_scales load_scales(const form f, const panel *p, uint32_t b)
+INLINE block_scales load_scales(const form f, const packed *w)
 {
-    block_scales s;
-    s.d = _mm512_load_ps(p->d[b]);
-    s.m = f == MIN || f == SUPER ? _mm512_load_ps(p->m[b]) : s.d;
-    s.k0 = f == SUPER || f == HALVES ? _mm512_load_ps(p->k[b][0]) : s.d;
-    s.k1 = f == SUPER || f == HALVES ? _mm512_load_ps(p->k[b][1]) : s.d;
-    return s;
+    const __m512 none = _mm512_setzero_ps();
+    return (block_scales){
+        .d = load_halves(w->d),
+        .m = f == MIN || f == SUPER ? load_halves(w->m) : none,
+        .k0 = f == HALVES  ? load_s8(w->k0)
+              : f == SUPER ? load_u8(w->k0)
+                           : none,
+        .k1 = f == HALVES  ? load_s8(w->k1)
+              : f == SUPER ? load_u8(w->k1)
+                           : none,
+    };
 }
 
 /* acc after one block of one row. s1: of HALVES only; qsum: of MIN and SUPER. */
