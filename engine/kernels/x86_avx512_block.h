@@ -108,23 +108,17 @@ INLINE void unpack_nibbles(const uint8_t *q, __m512i ret_w[QUADS])
     }
 }
 
-/* Bit i of output o's 32-bit word is the fifth bit of input i: byte k of the word, copied to all four bytes
- * of the output's lane, holds those of quads 2k and 2k + 1. */
+/* Bit i of output o's 32-bit word is the fifth bit of input i: the four of a quad, looked up, are bit 4 of
+ * its bytes. */
 INLINE void add_fifth_bits(const uint8_t *h, __m512i w[QUADS])
 {
-    const __m512i words = load_codes(h), sixteen = _mm512_set1_epi8(16);
-    const __m512i even = _mm512_set1_epi32(0x08040201), odd = _mm512_set1_epi32((int32_t)0x80402010);
-    const __m512i first_bytes =
-        _mm512_broadcast_i32x4(_mm_setr_epi8(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12));
+    const __m512i words = load_codes(h);
+    const __m512i spread = _mm512_setr_epi32(
+        0x00000000, 0x00000010, 0x00001000, 0x00001010, 0x00100000, 0x00100010, 0x00101000, 0x00101010,
+        0x10000000, 0x10000010, 0x10001000, 0x10001010, 0x10100000, 0x10100010, 0x10101000, 0x10101010);
     LVR_UNROLL
-    for (unsigned k = 0; k < QUADS / 2u; k++) {
-        const __m512i bits =
-            _mm512_shuffle_epi8(words, _mm512_add_epi8(first_bytes, _mm512_set1_epi8((char)k)));
-        const __mmask64 in_even = _mm512_test_epi8_mask(bits, even);
-        const __mmask64 in_odd = _mm512_test_epi8_mask(bits, odd);
-        w[2 * k] = _mm512_mask_add_epi8(w[2 * k], in_even, w[2 * k], sixteen);
-        w[2 * k + 1] = _mm512_mask_add_epi8(w[2 * k + 1], in_odd, w[2 * k + 1], sixteen);
-    }
+    for (unsigned j = 0; j < QUADS; j++)
+        w[j] = _mm512_or_si512(w[j], _mm512_permutexvar_epi32(_mm512_srli_epi32(words, 4u * j), spread));
 }
 
 /* Bits 2k, 2k + 1 of byte (j, o, i) are bits 4, 5 of the code of quad 2k + j. */
