@@ -182,15 +182,6 @@ EMU emu_ps emu_cvtph_ps(__m256i h)
                     _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1))};
 }
 
-/* Only rounding to nearest even is asked for. */
-EMU __m256i emu_cvtps_ph(emu_ps v, int rounding)
-{
-    if ((rounding & 7) != _MM_FROUND_TO_NEAREST_INT)
-        emu_fault("VCVTPS2PH with a rounding that the model lacks");
-    return _mm256_set_m128i(_mm256_cvtps_ph(v.hi, _MM_FROUND_TO_NEAREST_INT),
-                            _mm256_cvtps_ph(v.lo, _MM_FROUND_TO_NEAREST_INT));
-}
-
 EMU emu_i emu_cvtepu8_epi32(__m128i v)
 {
     return (emu_i){_mm256_cvtepu8_epi32(v), _mm256_cvtepu8_epi32(_mm_srli_si128(v, 8))};
@@ -317,18 +308,6 @@ EMU __m256i emu256_maskz_loadu_epi32(__mmask8 mask, const void *p)
     __m256i v = _mm256_setzero_si256();
     emu_masked_copy(&v, p, mask, 8, 4);
     return v;
-}
-
-EMU __m256i emu256_maskz_loadu_epi16(__mmask16 mask, const void *p)
-{
-    __m256i v = _mm256_setzero_si256();
-    emu_masked_copy(&v, p, mask, 16, 2);
-    return v;
-}
-
-EMU void emu256_mask_storeu_epi16(void *p, __mmask16 mask, __m256i v)
-{
-    emu_masked_copy(p, &v, mask, 16, 2);
 }
 
 /* ---- masks ---- */

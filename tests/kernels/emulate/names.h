@@ -39,8 +39,6 @@
 #define _mm512_cvtph_ps emu_cvtph_ps
 #undef _mm512_cvtps_epi32
 #define _mm512_cvtps_epi32 emu_cvtps_epi32
-#undef _mm512_cvtps_ph
-#define _mm512_cvtps_ph emu_cvtps_ph
 #undef _mm512_cvtsepi32_epi8
 #define _mm512_cvtsepi32_epi8 emu_cvtsepi32_epi8
 #undef _mm512_div_ps
@@ -65,8 +63,6 @@
 #define _mm512_loadu_si512 emu_loadu_si512
 #undef _mm512_mask_add_ps
 #define _mm512_mask_add_ps emu_mask_add_ps
-#undef _mm512_mask_loadu_ps
-#define _mm512_mask_loadu_ps emu_mask_loadu_ps
 #undef _mm512_mask_mov_ps
 #define _mm512_mask_mov_ps emu_mask_mov_ps
 #undef _mm512_mask_storeu_ps
@@ -124,10 +120,6 @@
 #undef _mm512_xor_si512
 #define _mm512_xor_si512 emu_xor_si512
 
-#undef _mm256_mask_storeu_epi16
-#define _mm256_mask_storeu_epi16 emu256_mask_storeu_epi16
-#undef _mm256_maskz_loadu_epi16
-#define _mm256_maskz_loadu_epi16 emu256_maskz_loadu_epi16
 #undef _mm256_maskz_loadu_epi32
 #define _mm256_maskz_loadu_epi32 emu256_maskz_loadu_epi32
 #undef _mm256_maskz_loadu_ps
