@@ -175,36 +175,64 @@ INLINE __m512 load_dense(const lvr_wtype t, const uint8_t *p)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16));
 }
 
+/* n_groups groups, one after the other; `present` is of the last. */
 INLINE void dense_tile(const lvr_wtype t, const uint8_t *group, const lvr_acts *a, uint32_t row,
-                       __mmask16 present, float *out, size_t stride, const unsigned n_rows)
+                       __mmask16 present, float *out, size_t stride, const unsigned n_rows,
+                       const unsigned n_groups)
 {
-    const size_t n_in = a->n_in;
+    const size_t n_in = a->n_in, group_bytes = n_in * LVR_GROUP * dense_bytes(t);
     const float *x = a->x + row * n_in;
-    __m512 acc[MAX_ROWS];
+    __m512 acc[2][MAX_ROWS];
     LVR_UNROLL
     for (unsigned r = 0; r < n_rows; r++)
-        acc[r] = _mm512_setzero_ps();
+        acc[0][r] = acc[1][r] = _mm512_setzero_ps();
     for (size_t i = 0; i < n_in; i++, group += LVR_GROUP * dense_bytes(t)) {
-        const __m512 w = load_dense(t, group);
         LVR_UNROLL
-        for (unsigned r = 0; r < n_rows; r++)
-            acc[r] = _mm512_fmadd_ps(w, _mm512_set1_ps(x[r * n_in + i]), acc[r]);
+        for (unsigned g = 0; g < n_groups; g++) {
+            const __m512 w = load_dense(t, group + g * group_bytes);
+            LVR_UNROLL
+            for (unsigned r = 0; r < n_rows; r++)
+                acc[g][r] = _mm512_fmadd_ps(w, _mm512_set1_ps(x[r * n_in + i]), acc[g][r]);
+        }
     }
     LVR_UNROLL
+    for (unsigned g = 0; g < n_groups; g++)
+        LVR_UNROLL
     for (unsigned r = 0; r < n_rows; r++)
-        _mm512_mask_storeu_ps(out + r * stride, present, acc[r]);
+        _mm512_mask_storeu_ps(out + r * stride + g * LVR_GROUP, g + 1u < n_groups ? 0xffffu : present,
+                              acc[g][r]);
 }
 
 #define DENSE_TILE(name, t, n_rows)                                                                          \
     static void name##_tile_##n_rows(const uint8_t *group, const lvr_acts *a, uint32_t row,                  \
                                      __mmask16 present, float *out, size_t stride)                           \
     {                                                                                                        \
-        dense_tile(t, group, a, row, present, out, stride, n_rows);                                          \
+        dense_tile(t, group, a, row, present, out, stride, n_rows, 1);                                       \
     }
 
 TILES(DENSE_TILE, f32, LVR_F32)
 TILES(DENSE_TILE, f16, LVR_F16)
 TILES(DENSE_TILE, bf16, LVR_BF16)
+
+/* Few rows are too few multiply-adds under way at a time: two groups. */
+#define PAIR_ROWS 3u
+#define DENSE_PAIR(name, t, n_rows)                                                                          \
+    static void name##_pair_##n_rows(const uint8_t *group, const lvr_acts *a, uint32_t row,                  \
+                                     __mmask16 present, float *out, size_t stride)                           \
+    {                                                                                                        \
+        dense_tile(t, group, a, row, present, out, stride, n_rows, 2);                                       \
+    }
+#define DENSE_PAIRS(name, t) DENSE_PAIR(name, t, 1) DENSE_PAIR(name, t, 2) DENSE_PAIR(name, t, 3)
+
+DENSE_PAIRS(f32, LVR_F32)
+DENSE_PAIRS(f16, LVR_F16)
+DENSE_PAIRS(bf16, LVR_BF16)
+
+static const tile_fn pairs[LVR_WTYPE_SLOTS][PAIR_ROWS + 1] = {
+    [LVR_F32] = {NULL, f32_pair_1, f32_pair_2, f32_pair_3},
+    [LVR_F16] = {NULL, f16_pair_1, f16_pair_2, f16_pair_3},
+    [LVR_BF16] = {NULL, bf16_pair_1, bf16_pair_2, bf16_pair_3},
+};
 
 /* ---- whole matrices ---- */
 
@@ -222,23 +250,37 @@ static uint32_t tile_rows(uint32_t n_rows)
     return (n_rows + n_tiles - 1) / n_tiles;
 }
 
+static __mmask16 outputs_of(const lvr_matrix *m, uint32_t group)
+{
+    return (__mmask16)((1u << lvr_group_width(m, group)) - 1u);
+}
+
 void lvr_avx512_matmul(const lvr_matrix *m, const lvr_acts *a, uint32_t begin, uint32_t end, float *out,
                        size_t stride)
 {
     const uint64_t group_bytes = lvr_group_bytes(m->type, m->n_in);
     const uint32_t most = tile_rows(a->n_rows);
-    for (uint32_t g = begin; g < end; g++) {
-        const __mmask16 present = (__mmask16)((1u << lvr_group_width(m, g)) - 1u);
+    for (uint32_t g = begin; g < end; g++)
         for (uint32_t row = 0; row < a->n_rows; row += most)
-            tiles[m->type][lvr_min_u32(a->n_rows - row, most)](m->data + g * group_bytes, a, row, present,
-                                                               out + row * stride + (size_t)g * LVR_GROUP,
-                                                               stride);
-    }
+            tiles[m->type][lvr_min_u32(a->n_rows - row, most)](
+                m->data + g * group_bytes, a, row, outputs_of(m, g),
+                out + row * stride + (size_t)g * LVR_GROUP, stride);
+}
+
+static void avx512_matmul_dense(const lvr_matrix *m, const lvr_acts *a, uint32_t begin, uint32_t end,
+                                float *out, size_t stride)
+{
+    const uint64_t group_bytes = lvr_group_bytes(m->type, m->n_in);
+    uint32_t g = begin;
+    for (; a->n_rows <= PAIR_ROWS && g + 2u <= end; g += 2u)
+        pairs[m->type][a->n_rows](m->data + g * group_bytes, a, 0, outputs_of(m, g + 1u),
+                                  out + (size_t)g * LVR_GROUP, stride);
+    lvr_avx512_matmul(m, a, g, end, out, stride);
 }
 
 void lvr_kernels_init_avx512_matmul(lvr_kernels *k)
 {
     for (unsigned t = 0; t < LVR_WTYPE_SLOTS; t++)
         if (tiles[t][1] != NULL)
-            k->matmul[t] = lvr_avx512_matmul;
+            k->matmul[t] = pairs[t][1] != NULL ? avx512_matmul_dense : lvr_avx512_matmul;
 }
