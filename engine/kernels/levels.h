@@ -96,10 +96,9 @@ void lvr_kernels_init_avx2_dense(lvr_kernels *k);
 void lvr_kernels_init_avx2_attention(lvr_kernels *k);
 void lvr_kernels_init_avx512(lvr_kernels *k);
 void lvr_kernels_init_avx512_matmul(lvr_kernels *k);
-void lvr_kernels_init_avx512_attention(lvr_kernels *k);
 void lvr_kernels_init_amx(lvr_kernels *k);
-void lvr_avx512_matmul_quantised(const lvr_matrix *m, const lvr_acts *a, uint32_t group_begin,
-                                 uint32_t group_end, float *out, size_t out_stride);
+void lvr_avx512_matmul(const lvr_matrix *m, const lvr_acts *a, uint32_t group_begin, uint32_t group_end,
+                       float *out, size_t out_stride);
 #elif defined(__aarch64__)
 void lvr_kernels_init_neon(lvr_kernels *k);
 void lvr_kernels_init_neon_matmul(lvr_kernels *k); /* likewise */

@@ -12,7 +12,7 @@
  * n_in bytes, a power of two apart, would fight for the same sets of L1. More than 16 rows: unpacked codes
  * serve up to four tiles of rows.
  */
-#include "engine/kernels/x86_avx512_panel.h"
+#include "engine/kernels/x86_avx512_block.h"
 
 #define TILE_ROWS 16u
 #define SLAB_TILES 4u
@@ -21,6 +21,12 @@
 #define STEP_SUMS 4u    /* tiles 0 to 3 hold sums, 4 and 5 activations, 6 and 7 weights */
 #define LEAST_ROWS 4u   /* with fewer, memory is the limit and AVX-512 has no sums to move */
 #define HALF (LVR_BLOCK / 2u)
+
+/* A span of one group, unpacked: its codes less their bias, as signed bytes. */
+typedef struct panel {
+    _Alignas(64) uint8_t code[SPAN_BLOCKS][QUADS][QUAD_BYTES]; /* [block][quad][output][4 inputs] */
+    packed at[SPAN_BLOCKS];
+} panel;
 
 /* The activations of one block for one tile of rows. */
 typedef struct unit {
@@ -101,7 +107,7 @@ INLINE const int8_t *activations(const form f, const step *s, uint32_t i)
 
 INLINE const uint8_t *weights(const form f, const step *s, uint32_t i)
 {
-    return s->panel->code[s->first] + i * (CODE_BYTES / sums_per_block(f));
+    return s->panel->code[s->first][0] + i * (QUADS * QUAD_BYTES / sums_per_block(f));
 }
 
 #define MULTIPLY(sum, left, right, i)                                                                        \
@@ -139,7 +145,7 @@ INLINE void scale_blocks(const form f, const step *s, const uint32_t n_blocks)
     const uint32_t per_block = sums_per_block(f);
     block_scales w[STEP_SUMS];
     for (uint32_t b = 0; b < n_blocks; b++)
-        w[b] = load_scales(f, s->panel, s->first + b);
+        w[b] = load_scales(f, &s->panel->at[s->first + b]);
     for (uint32_t r = 0; r < s->n_rows; r++) {
         __m512 acc = _mm512_load_ps(s->acc[r]);
         LVR_UNROLL
@@ -193,21 +199,50 @@ static const step_fns steps[FORMS] = {
     [HALVES] = {begin_halves, end_halves},
 };
 
-/* ---- products ---- */
+/* ---- panels ---- */
 
-UNPACKER(q8_0, LVR_Q8_0, LVR_Q8_BIAS, false)
-UNPACKER(q4_0, LVR_Q4_0, LVR_Q4_BIAS, false)
-UNPACKER(q4_1, LVR_Q4_1, 0, false)
-UNPACKER(q5_0, LVR_Q5_0, 16, false)
-UNPACKER(q5_1, LVR_Q5_1, 0, false)
-UNPACKER(q4_k, LVR_Q4_K, 0, false)
-UNPACKER(q5_k, LVR_Q5_K, 0, false)
-UNPACKER(q6_k, LVR_Q6_K, 32, false)
+/* The n blocks at `span`; asks for the bytes of the next span, be they of this group or of the next. Type is
+ * a constant where this is inlined. */
+INLINE void unpack_panel(const lvr_wtype t, const uint8_t *span, uint32_t n, panel *ret)
+{
+    const block_type type = block_types[t];
+    const __m512i bias = _mm512_set1_epi8((char)type.bias);
+    const char *next = (const char *)span + SPAN_BLOCKS * type.block_bytes;
+    for (uint32_t i = 0; i < n * type.block_bytes; i += CACHE_LINE)
+        _mm_prefetch(next + i, _MM_HINT_T0);
+    for (uint32_t b = 0; b < n; b++) {
+        __m512i code[QUADS];
+        ret->at[b] = locate(t, span, b);
+        unpack_codes(t, ret->at[b].q, code);
+        LVR_UNROLL
+        for (unsigned j = 0; j < QUADS; j++)
+            _mm512_store_si512(ret->code[b][j], _mm512_sub_epi8(code[j], bias));
+    }
+}
+
+typedef void (*unpack_fn)(const uint8_t *span, uint32_t n, panel *ret);
+
+#define UNPACKER(name, t)                                                                                    \
+    static void unpack_##name(const uint8_t *span, uint32_t n, panel *ret)                                   \
+    {                                                                                                        \
+        unpack_panel(t, span, n, ret);                                                                       \
+    }
+
+UNPACKER(q8_0, LVR_Q8_0)
+UNPACKER(q4_0, LVR_Q4_0)
+UNPACKER(q4_1, LVR_Q4_1)
+UNPACKER(q5_0, LVR_Q5_0)
+UNPACKER(q5_1, LVR_Q5_1)
+UNPACKER(q4_k, LVR_Q4_K)
+UNPACKER(q5_k, LVR_Q5_K)
+UNPACKER(q6_k, LVR_Q6_K)
 
 static const unpack_fn unpackers[LVR_WTYPE_SLOTS] = {
     [LVR_Q8_0] = unpack_q8_0, [LVR_Q4_0] = unpack_q4_0, [LVR_Q4_1] = unpack_q4_1, [LVR_Q5_0] = unpack_q5_0,
     [LVR_Q5_1] = unpack_q5_1, [LVR_Q4_K] = unpack_q4_k, [LVR_Q5_K] = unpack_q5_k, [LVR_Q6_K] = unpack_q6_k,
 };
+
+/* ---- products ---- */
 
 static void fill_unit(unit *u, const lvr_acts *a, uint32_t row, uint32_t n_rows, size_t block)
 {
@@ -237,14 +272,14 @@ static void multiply_group(lvr_wtype type, const uint8_t *at, const slab *s, uin
 {
     panel panels[2];
     _Alignas(64) tile_sums sums[2][STEP_SUMS];
-    const panel_type *t = &panel_types[type];
+    const block_type *t = &block_types[type];
     const step_fns *fns = &steps[t->form];
     const uint32_t step_blocks = STEP_SUMS / sums_per_block(t->form);
     step before = {0};
     unsigned turn = 0;
-    for (uint32_t b = 0; b < n_blocks; b += PANEL_BLOCKS, at += PANEL_BLOCKS * t->block_bytes) {
-        const uint32_t n = n_blocks - b < PANEL_BLOCKS ? n_blocks - b : PANEL_BLOCKS;
-        panel *p = &panels[b / PANEL_BLOCKS % 2u];
+    for (uint32_t b = 0; b < n_blocks; b += SPAN_BLOCKS, at += SPAN_BLOCKS * t->block_bytes) {
+        const uint32_t n = n_blocks - b < SPAN_BLOCKS ? n_blocks - b : SPAN_BLOCKS;
+        panel *p = &panels[b / SPAN_BLOCKS % 2u];
         unpackers[type](at, n, p);
         for (uint32_t tile = 0; tile < s->n_tiles; tile++)
             for (uint32_t first = 0; first < n; first += step_blocks) {
@@ -290,13 +325,13 @@ static void multiply_rows(const lvr_matrix *m, const lvr_acts *a, uint32_t row, 
 {
     _Alignas(64) float acc[SLAB_ROWS][LVR_GROUP];
     slab s;
-    const panel_type *t = &panel_types[m->type];
+    const block_type *t = &block_types[m->type];
     const uint64_t group_bytes = lvr_group_bytes(m->type, m->n_in);
     const size_t n_blocks = m->n_in / LVR_BLOCK;
     s.n_rows = a->n_rows - row < SLAB_ROWS ? a->n_rows - row : SLAB_ROWS;
     s.n_tiles = (s.n_rows + TILE_ROWS - 1u) / TILE_ROWS;
     s.tile_rows = (s.n_rows + s.n_tiles - 1u) / s.n_tiles;
-    const uint32_t slab_blocks = SLAB_UNITS / s.n_tiles / PANEL_BLOCKS * PANEL_BLOCKS;
+    const uint32_t slab_blocks = SLAB_UNITS / s.n_tiles / SPAN_BLOCKS * SPAN_BLOCKS;
     _tile_loadconfig(&(t->form == HALVES ? half_blocks : whole_blocks)[s.tile_rows - 1u]);
     for (size_t b = 0; b < n_blocks; b += slab_blocks) {
         const uint32_t n = n_blocks - b < slab_blocks ? (uint32_t)(n_blocks - b) : slab_blocks;
@@ -317,7 +352,7 @@ static void amx_matmul(const lvr_matrix *m, const lvr_acts *a, uint32_t begin, u
                        size_t stride)
 {
     if (a->n_rows < LEAST_ROWS) {
-        lvr_avx512_matmul_quantised(m, a, begin, end, out, stride);
+        lvr_avx512_matmul(m, a, begin, end, out, stride);
         return;
     }
     for (uint32_t row = 0; row < a->n_rows; row += SLAB_ROWS)

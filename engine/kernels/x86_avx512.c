@@ -1,6 +1,8 @@
-/* AVX-512: everything but the matrix products and attention (x86_avx512_*.c). Same operations in the same
- * order as ref.c: the 16 partials of a reduction are one register, and what a row has less than 16 elements
- * left over is done under a mask. rope stays AVX2's: a head is short. */
+/* AVX-512: everything but the matrix products (x86_avx512_matmul.c) that it does faster than AVX2. Same
+ * operations in the same order as ref.c: the 16 partials of a reduction are one register, and what a row has
+ * less than 16 elements left over is done under a mask. Where loads, conversions of halves or short chains of
+ * additions are the limit, as in attention's sweeps, it was slower than AVX2 (Zen 4): those stay AVX2's, and
+ * so does rope, for a head is short. */
 #include "engine/kernels/levels.h"
 #include "engine/kernels/x86_intrin.h"
 
@@ -162,48 +164,7 @@ static void avx512_silu_mul(const float *g, const float *u, uint32_t n, float *y
     }
 }
 
-static void avx512_add(const float *a, const float *b, uint32_t n, float *y)
-{
-    for (uint32_t i = 0; i < n; i += 16) {
-        const __mmask16 mask = lanes_left(n, i);
-        const __m512 sum =
-            _mm512_add_ps(_mm512_maskz_loadu_ps(mask, a + i), _mm512_maskz_loadu_ps(mask, b + i));
-        _mm512_mask_storeu_ps(y + i, mask, sum);
-    }
-}
-
-static void avx512_f32_to_f16(const float *x, uint32_t n, uint16_t *y)
-{
-    for (uint32_t i = 0; i < n; i += 16) {
-        const __mmask16 mask = lanes_left(n, i);
-        const __m256i h = _mm512_cvtps_ph(_mm512_maskz_loadu_ps(mask, x + i),
-                                          _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-        _mm256_mask_storeu_epi16(y + i, mask, h);
-    }
-}
-
-static void avx512_f16_to_f32(const uint16_t *x, uint32_t n, float *y)
-{
-    for (uint32_t i = 0; i < n; i += 16) {
-        const __mmask16 mask = lanes_left(n, i);
-        _mm512_mask_storeu_ps(y + i, mask, _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, x + i)));
-    }
-}
-
 /* ---- softmax ---- */
-
-/* VMAXPS gives its second operand for NaNs and for two zeros: the order of operands is the reference's. */
-static float avx512_max(const float *x, uint32_t n)
-{
-    const __m512 least = _mm512_set1_ps(-INFINITY);
-    __m512 p = least;
-    for (uint32_t i = 0; i < n; i += 16)
-        p = _mm512_max_ps(_mm512_mask_loadu_ps(least, lanes_left(n, i), x + i), p);
-    const __m256 m8 = _mm256_max_ps(upper8(p), _mm512_castps512_ps256(p));
-    __m128 m = _mm_max_ps(_mm256_extractf128_ps(m8, 1), _mm256_castps256_ps128(m8));
-    m = _mm_max_ps(_mm_movehl_ps(m, m), m);
-    return _mm_cvtss_f32(_mm_max_ss(_mm_movehdup_ps(m), m));
-}
 
 static float avx512_softmax_exp(const float *x, uint32_t n, float max, float scale, float *p)
 {
@@ -222,13 +183,8 @@ static float avx512_softmax_exp(const float *x, uint32_t n, float max, float sca
 void lvr_kernels_init_avx512(lvr_kernels *k)
 {
     lvr_kernels_init_avx512_matmul(k);
-    lvr_kernels_init_avx512_attention(k);
     k->quantize_row = avx512_quantize_row;
     k->rmsnorm = avx512_rmsnorm;
     k->silu_mul = avx512_silu_mul;
-    k->add = avx512_add;
-    k->f32_to_f16 = avx512_f32_to_f16;
-    k->f16_to_f32 = avx512_f16_to_f32;
     k->softmax_exp = avx512_softmax_exp;
-    k->max = avx512_max;
 }

@@ -1,51 +1,33 @@
 /*
- * AVX-512 matrix products. Of quantised weights: a panel of one group is unpacked (x86_avx512_panel.h), then
- * multiplied with all rows of activations, in tiles of up to 8 rows whose integer sums live in registers.
- * VPDPBUSD adds four products u8 x s8 to each 32-bit lane, exactly: codes as they are, unsigned, times
- * activations; the codes' bias is taken off by starting from -bias * sum(q), and is never seen again.
+ * AVX-512 matrix products. Of quantised weights: tiles of up to 8 rows times one group, whose sums live in
+ * registers. Every tile unpacks the group's codes for itself, in registers: the units that multiply are the
+ * limit, and unpacking needs others. A group comes from memory for the first tile of rows and from L1 or L2
+ * for the rest.
  *
- * A block of a tile costs 8 VPDPBUSD and the scale's 3 (PLAIN) to 7 (SUPER) instructions per row; unpacking
- * costs about 12 to 32 per panel's block, once.
+ * VPDPBUSD adds four products u8 x s8 to each 32-bit lane, exactly: codes as they are, unsigned, times
+ * activations; the codes' bias is taken off by starting from -bias * sum(q), and is never seen again. A block
+ * costs a row 8 of them and 2 (PLAIN) to 6 (SUPER) multiplications of floats.
  */
-#include "engine/kernels/x86_avx512_panel.h"
+#include "common/minmax.h"
+#include "engine/kernels/x86_avx512_block.h"
 
-#define MAX_ROWS 8u   /* of a tile */
-#define SLAB_ROWS 64u /* rows that share one unpacking */
+#define MAX_ROWS 8u /* of a tile */
+#define AHEAD 4096u /* bytes */
 
-typedef struct sums {
-    _Alignas(64) float of[SLAB_ROWS][LVR_GROUP];
-} sums;
+typedef void (*tile_fn)(const uint8_t *group, const lvr_acts *a, uint32_t row, __mmask16 present, float *out,
+                        size_t stride);
 
-/* The rows of a tile, from the panel's first block on. */
-typedef struct operand {
-    const int8_t *q;
-    const float *d;
-    const int16_t *hsum;
-    size_t n_in, n_blocks; /* from row to row */
-} operand;
-
-/* code_stride: bytes from block to block. */
-typedef void (*tile_fn)(const panel *p, const uint8_t *code, size_t code_stride, uint32_t n, int bias,
-                        const operand *a, float (*acc)[LVR_GROUP]);
-
-INLINE __m512i broadcast_quad(const int8_t *q)
-{
-    int32_t v;
-    memcpy(&v, q, sizeof v);
-    return _mm512_set1_epi32(v);
-}
-
-/* ---- what a row brings to the panel but its codes ---- */
+/* ---- what a row brings to a span but its codes ---- */
 
 /* Copied, so that the loop over blocks finds them at constant distances: with eight rows, general registers
  * are short. Absent blocks: 0. */
 typedef struct row_scales {
     union {
-        _Alignas(64) int32_t start_half[PANEL_BLOCKS][2]; /* HALVES: -bias * sum of q of each half */
-        int32_t start[PANEL_BLOCKS];                      /* PLAIN: -bias * sum of q */
-        float qsum[PANEL_BLOCKS];                         /* MIN, SUPER: sum of q */
+        _Alignas(64) int32_t start_half[SPAN_BLOCKS][2]; /* HALVES: -bias * sum of q of each half */
+        int32_t start[SPAN_BLOCKS];                      /* PLAIN: -bias * sum of q */
+        float qsum[SPAN_BLOCKS];                         /* MIN, SUPER: sum of q */
     };
-    float da[PANEL_BLOCKS];
+    float da[SPAN_BLOCKS];
 } row_scales;
 
 INLINE void load_row_scales(const form f, const int16_t *hsum, const float *d, uint32_t n, int bias,
@@ -68,6 +50,13 @@ INLINE void load_row_scales(const form f, const int16_t *hsum, const float *d, u
 
 /* ---- tiles ---- */
 
+INLINE __m512i broadcast_quad(const int8_t *q)
+{
+    int32_t v;
+    memcpy(&v, q, sizeof v);
+    return _mm512_set1_epi32(v);
+}
+
 INLINE void start_sums(const form f, const row_scales *row, uint32_t b, __m512i *ret_s0, __m512i *ret_s1)
 {
     *ret_s1 = _mm512_setzero_si512();
@@ -80,48 +69,76 @@ INLINE void start_sums(const form f, const row_scales *row, uint32_t b, __m512i 
     }
 }
 
-/* Form and rows are constants where this is inlined. */
-INLINE void tile(const form f, const panel *p, const uint8_t *code, size_t code_stride, uint32_t n, int bias,
-                 const operand *a, float (*to)[LVR_GROUP], const unsigned n_rows)
+/* Block b of a span times the rows at `q`. */
+INLINE void add_products(const lvr_wtype t, const packed *w, const int8_t *q, size_t n_in,
+                         const row_scales *row, uint32_t b, __m512 *acc, const unsigned n_rows)
 {
-    row_scales row[MAX_ROWS];
+    const form f = block_types[t].form;
+    __m512i code[QUADS], s[2][MAX_ROWS];
+    unpack_codes(t, w->q, code);
+    LVR_UNROLL
+    for (unsigned r = 0; r < n_rows; r++)
+        start_sums(f, &row[r], b, &s[0][r], &s[1][r]);
+    LVR_UNROLL
+    for (unsigned j = 0; j < QUADS; j++) {
+        __m512i *into = s[f == HALVES && j >= QUADS / 2u];
+        LVR_UNROLL
+        for (unsigned r = 0; r < n_rows; r++) {
+            into[r] = _mm512_dpbusd_epi32(into[r], code[j], broadcast_quad(q + r * n_in + 4u * j));
+            LVR_KEEP(into[r]);
+        }
+    }
+    const block_scales scales = load_scales(f, w);
+    LVR_UNROLL
+    for (unsigned r = 0; r < n_rows; r++)
+        acc[r] = add_block(f, &scales, s[0][r], s[1][r], row[r].da[b], row[r].qsum[b], acc[r]);
+}
+
+/* As many bytes as block b has, AHEAD of it (past a group is the next one; past the last, prefetching harms
+ * nothing): the hardware's own prefetching pauses at the end of each page. */
+INLINE void prefetch_ahead(const uint8_t *span, uint32_t b, uint32_t block_bytes)
+{
+    const char *ahead = (const char *)span + b * block_bytes + AHEAD;
+    for (uint32_t at = 0; at < block_bytes; at += CACHE_LINE)
+        _mm_prefetch(ahead + at, _MM_HINT_T0);
+}
+
+/* Rows row, row + 1... of `a`. Type and number of rows are constants where this is inlined. */
+INLINE void tile(const lvr_wtype t, const uint8_t *group, const lvr_acts *a, uint32_t row, __mmask16 present,
+                 float *out, size_t stride, const unsigned n_rows)
+{
+    const block_type type = block_types[t];
+    const size_t n_in = a->n_in, n_blocks = n_in / LVR_BLOCK;
+    const int8_t *q = a->q + row * n_in;
     __m512 acc[MAX_ROWS];
     LVR_UNROLL
-    for (unsigned r = 0; r < n_rows; r++) {
-        load_row_scales(f, a->hsum + r * a->n_blocks * 2u, a->d + r * a->n_blocks, n, bias, &row[r]);
-        acc[r] = _mm512_load_ps(to[r]);
-    }
-    for (uint32_t b = 0; b < n; b++, code += code_stride) {
-        __m512i s[2][MAX_ROWS];
+    for (unsigned r = 0; r < n_rows; r++)
+        acc[r] = _mm512_setzero_ps();
+    for (size_t first = 0; first < n_blocks; first += SPAN_BLOCKS, group += SPAN_BLOCKS * type.block_bytes) {
+        const uint32_t n = n_blocks - first < SPAN_BLOCKS ? (uint32_t)(n_blocks - first) : SPAN_BLOCKS;
+        row_scales scales[MAX_ROWS];
         LVR_UNROLL
-        for (unsigned r = 0; r < n_rows; r++)
-            start_sums(f, &row[r], b, &s[0][r], &s[1][r]);
-        LVR_UNROLL
-        for (unsigned j = 0; j < QUADS; j++) {
-            const __m512i w = load_codes(code + j * QUAD_BYTES);
-            __m512i *into = s[f == HALVES && j >= QUADS / 2u];
-            LVR_UNROLL
-            for (unsigned r = 0; r < n_rows; r++) {
-                into[r] = _mm512_dpbusd_epi32(into[r], w,
-                                              broadcast_quad(a->q + r * a->n_in + b * LVR_BLOCK + 4u * j));
-                LVR_KEEP(into[r]);
-            }
+        for (unsigned r = 0; r < n_rows; r++) {
+            const size_t at = (row + r) * n_blocks + first;
+            load_row_scales(type.form, a->hsum + 2u * at, a->d + at, n, type.bias, &scales[r]);
         }
-        const block_scales scales = load_scales(f, p, b);
-        LVR_UNROLL
-        for (unsigned r = 0; r < n_rows; r++)
-            acc[r] = add_block(f, &scales, s[0][r], s[1][r], row[r].da[b], row[r].qsum[b], acc[r]);
+        for (uint32_t b = 0; b < n; b++, q += LVR_BLOCK) {
+            const packed w = locate(t, group, b);
+            if (row == 0) /* the first tile brings the group from memory */
+                prefetch_ahead(group, b, type.block_bytes);
+            add_products(t, &w, q, n_in, scales, b, acc, n_rows);
+        }
     }
     LVR_UNROLL
     for (unsigned r = 0; r < n_rows; r++)
-        _mm512_store_ps(to[r], acc[r]);
+        _mm512_mask_storeu_ps(out + r * stride, present, acc[r]);
 }
 
-#define TILE(name, f, n_rows)                                                                                \
-    static void name##_tile_##n_rows(const panel *p, const uint8_t *code, size_t code_stride, uint32_t n,    \
-                                     int bias, const operand *a, float(*acc)[LVR_GROUP])                     \
+#define TILE(name, t, n_rows)                                                                                \
+    static void name##_tile_##n_rows(const uint8_t *group, const lvr_acts *a, uint32_t row,                  \
+                                     __mmask16 present, float *out, size_t stride)                           \
     {                                                                                                        \
-        tile(f, p, code, code_stride, n, bias, a, acc, n_rows);                                              \
+        tile(t, group, a, row, present, out, stride, n_rows);                                                \
     }
 #define TILES(one, name, what)                                                                               \
     one(name, what, 1) one(name, what, 2) one(name, what, 3) one(name, what, 4) one(name, what, 5)           \
@@ -132,103 +149,16 @@ INLINE void tile(const form f, const panel *p, const uint8_t *code, size_t code_
             name##_tile_7, name##_tile_8                                                                     \
     }
 
-TILES(TILE, plain, PLAIN)
-TILES(TILE, min, MIN)
-TILES(TILE, super, SUPER)
-TILES(TILE, halves, HALVES)
-
-static const tile_fn tiles[FORMS][MAX_ROWS + 1] = {
-    [PLAIN] = TILE_TABLE(plain),
-    [MIN] = TILE_TABLE(min),
-    [SUPER] = TILE_TABLE(super),
-    [HALVES] = TILE_TABLE(halves),
-};
-
-/* ---- panels ---- */
-
-UNPACKER(q8_0, LVR_Q8_0, 0, true) /* its codes are packed as the tiles want them */
-UNPACKER(q4_0, LVR_Q4_0, 0, false)
-UNPACKER(q4_1, LVR_Q4_1, 0, false)
-UNPACKER(q5_0, LVR_Q5_0, 0, false)
-UNPACKER(q5_1, LVR_Q5_1, 0, false)
-UNPACKER(q4_k, LVR_Q4_K, 0, false)
-UNPACKER(q5_k, LVR_Q5_K, 0, false)
-UNPACKER(q6_k, LVR_Q6_K, 0, false)
-
-static const unpack_fn unpackers[LVR_WTYPE_SLOTS] = {
-    [LVR_Q8_0] = unpack_q8_0, [LVR_Q4_0] = unpack_q4_0, [LVR_Q4_1] = unpack_q4_1, [LVR_Q5_0] = unpack_q5_0,
-    [LVR_Q5_1] = unpack_q5_1, [LVR_Q4_K] = unpack_q4_k, [LVR_Q5_K] = unpack_q5_k, [LVR_Q6_K] = unpack_q6_k,
-};
-
-/* Rows of each tile, of which there are as few as can be, all but the last alike. */
-static uint32_t tile_rows(uint32_t n_rows)
-{
-    const uint32_t n_tiles = (n_rows + MAX_ROWS - 1) / MAX_ROWS;
-    return (n_rows + n_tiles - 1) / n_tiles;
-}
-
-static void multiply_panel(const panel *p, const panel_type *type, const uint8_t *code, size_t code_stride,
-                           uint32_t n, operand a, uint32_t n_rows, sums *acc)
-{
-    const uint32_t most = tile_rows(n_rows);
-    for (uint32_t r = 0; r < n_rows; r += most) {
-        const uint32_t rows = n_rows - r < most ? n_rows - r : most;
-        tiles[type->form][rows](p, code, code_stride, n, type->bias, &a, acc->of + r);
-        a.q += rows * a.n_in;
-        a.d += rows * a.n_blocks;
-        a.hsum += rows * a.n_blocks * 2u;
-    }
-}
-
-/* Sums of the rows from `row` on. */
-static void multiply_group(lvr_wtype t, const uint8_t *group, const lvr_acts *a, uint32_t row,
-                           uint32_t n_rows, sums *ret)
-{
-    panel p;
-    const panel_type *type = &panel_types[t];
-    const size_t n_blocks = a->n_in / LVR_BLOCK;
-    memset(ret->of, 0, n_rows * sizeof ret->of[0]);
-    for (size_t b = 0; b < n_blocks; b += PANEL_BLOCKS, group += PANEL_BLOCKS * type->block_bytes) {
-        const uint32_t n = n_blocks - b < PANEL_BLOCKS ? (uint32_t)(n_blocks - b) : PANEL_BLOCKS;
-        const operand at = {
-            .q = a->q + (size_t)row * a->n_in + b * LVR_BLOCK,
-            .d = a->d + row * n_blocks + b,
-            .hsum = a->hsum + (row * n_blocks + b) * 2u,
-            .n_in = a->n_in,
-            .n_blocks = n_blocks,
-        };
-        unpackers[t](group, n, &p);
-        if (t == LVR_Q8_0)
-            multiply_panel(&p, type, group + LVR_SCALES_BYTES, type->block_bytes, n, at, n_rows, ret);
-        else
-            multiply_panel(&p, type, p.code[0], CODE_BYTES, n, at, n_rows, ret);
-    }
-}
-
-static void store_sums(const sums *s, uint32_t n_rows, uint32_t width, float *out, size_t stride)
-{
-    const __mmask16 present = (__mmask16)((1u << width) - 1u);
-    for (uint32_t r = 0; r < n_rows; r++)
-        _mm512_mask_storeu_ps(out + r * stride, present, _mm512_load_ps(s->of[r]));
-}
-
-void lvr_avx512_matmul_quantised(const lvr_matrix *m, const lvr_acts *a, uint32_t begin, uint32_t end,
-                                 float *out, size_t stride)
-{
-    const uint64_t group_bytes = lvr_group_bytes(m->type, m->n_in);
-    for (uint32_t row = 0; row < a->n_rows; row += SLAB_ROWS) {
-        const uint32_t rows = a->n_rows - row < SLAB_ROWS ? a->n_rows - row : SLAB_ROWS;
-        for (uint32_t g = begin; g < end; g++) {
-            sums s;
-            multiply_group(m->type, m->data + g * group_bytes, a, row, rows, &s);
-            store_sums(&s, rows, lvr_group_width(m, g), out + row * stride + (size_t)g * LVR_GROUP, stride);
-        }
-    }
-}
+TILES(TILE, q8_0, LVR_Q8_0)
+TILES(TILE, q4_0, LVR_Q4_0)
+TILES(TILE, q4_1, LVR_Q4_1)
+TILES(TILE, q5_0, LVR_Q5_0)
+TILES(TILE, q5_1, LVR_Q5_1)
+TILES(TILE, q4_k, LVR_Q4_K)
+TILES(TILE, q5_k, LVR_Q5_K)
+TILES(TILE, q6_k, LVR_Q6_K)
 
 /* ---- F32, F16, BF16 ---- */
-
-typedef void (*dense_fn)(const uint8_t *group, const lvr_acts *a, uint32_t row, float (*to)[LVR_GROUP]);
 
 INLINE uint32_t dense_bytes(const lvr_wtype t)
 {
@@ -245,63 +175,112 @@ INLINE __m512 load_dense(const lvr_wtype t, const uint8_t *p)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16));
 }
 
+/* n_groups groups, one after the other; `present` is of the last. */
 INLINE void dense_tile(const lvr_wtype t, const uint8_t *group, const lvr_acts *a, uint32_t row,
-                       float (*to)[LVR_GROUP], const unsigned n_rows)
+                       __mmask16 present, float *out, size_t stride, const unsigned n_rows,
+                       const unsigned n_groups)
 {
-    const size_t n_in = a->n_in;
+    const size_t n_in = a->n_in, group_bytes = n_in * LVR_GROUP * dense_bytes(t);
     const float *x = a->x + row * n_in;
-    __m512 acc[MAX_ROWS];
+    __m512 acc[2][MAX_ROWS];
     LVR_UNROLL
     for (unsigned r = 0; r < n_rows; r++)
-        acc[r] = _mm512_setzero_ps();
+        acc[0][r] = acc[1][r] = _mm512_setzero_ps();
     for (size_t i = 0; i < n_in; i++, group += LVR_GROUP * dense_bytes(t)) {
-        const __m512 w = load_dense(t, group);
         LVR_UNROLL
-        for (unsigned r = 0; r < n_rows; r++)
-            acc[r] = _mm512_fmadd_ps(w, _mm512_set1_ps(x[r * n_in + i]), acc[r]);
+        for (unsigned g = 0; g < n_groups; g++) {
+            const __m512 w = load_dense(t, group + g * group_bytes);
+            LVR_UNROLL
+            for (unsigned r = 0; r < n_rows; r++)
+                acc[g][r] = _mm512_fmadd_ps(w, _mm512_set1_ps(x[r * n_in + i]), acc[g][r]);
+        }
     }
     LVR_UNROLL
+    for (unsigned g = 0; g < n_groups; g++)
+        LVR_UNROLL
     for (unsigned r = 0; r < n_rows; r++)
-        _mm512_store_ps(to[r], acc[r]);
+        _mm512_mask_storeu_ps(out + r * stride + g * LVR_GROUP, g + 1u < n_groups ? 0xffffu : present,
+                              acc[g][r]);
 }
 
 #define DENSE_TILE(name, t, n_rows)                                                                          \
     static void name##_tile_##n_rows(const uint8_t *group, const lvr_acts *a, uint32_t row,                  \
-                                     float(*to)[LVR_GROUP])                                                  \
+                                     __mmask16 present, float *out, size_t stride)                           \
     {                                                                                                        \
-        dense_tile(t, group, a, row, to, n_rows);                                                            \
+        dense_tile(t, group, a, row, present, out, stride, n_rows, 1);                                       \
     }
 
 TILES(DENSE_TILE, f32, LVR_F32)
 TILES(DENSE_TILE, f16, LVR_F16)
 TILES(DENSE_TILE, bf16, LVR_BF16)
 
-static const dense_fn dense_tiles[][MAX_ROWS + 1] = {
-    [LVR_F32] = TILE_TABLE(f32),
-    [LVR_F16] = TILE_TABLE(f16),
-    [LVR_BF16] = TILE_TABLE(bf16),
+/* Few rows are too few multiply-adds under way at a time: two groups. */
+#define PAIR_ROWS 3u
+#define DENSE_PAIR(name, t, n_rows)                                                                          \
+    static void name##_pair_##n_rows(const uint8_t *group, const lvr_acts *a, uint32_t row,                  \
+                                     __mmask16 present, float *out, size_t stride)                           \
+    {                                                                                                        \
+        dense_tile(t, group, a, row, present, out, stride, n_rows, 2);                                       \
+    }
+#define DENSE_PAIRS(name, t) DENSE_PAIR(name, t, 1) DENSE_PAIR(name, t, 2) DENSE_PAIR(name, t, 3)
+
+DENSE_PAIRS(f32, LVR_F32)
+DENSE_PAIRS(f16, LVR_F16)
+DENSE_PAIRS(bf16, LVR_BF16)
+
+static const tile_fn pairs[LVR_WTYPE_SLOTS][PAIR_ROWS + 1] = {
+    [LVR_F32] = {NULL, f32_pair_1, f32_pair_2, f32_pair_3},
+    [LVR_F16] = {NULL, f16_pair_1, f16_pair_2, f16_pair_3},
+    [LVR_BF16] = {NULL, bf16_pair_1, bf16_pair_2, bf16_pair_3},
 };
+
+/* ---- whole matrices ---- */
+
+static const tile_fn tiles[LVR_WTYPE_SLOTS][MAX_ROWS + 1] = {
+    [LVR_F32] = TILE_TABLE(f32),   [LVR_F16] = TILE_TABLE(f16),   [LVR_BF16] = TILE_TABLE(bf16),
+    [LVR_Q8_0] = TILE_TABLE(q8_0), [LVR_Q4_0] = TILE_TABLE(q4_0), [LVR_Q4_1] = TILE_TABLE(q4_1),
+    [LVR_Q5_0] = TILE_TABLE(q5_0), [LVR_Q5_1] = TILE_TABLE(q5_1), [LVR_Q4_K] = TILE_TABLE(q4_k),
+    [LVR_Q5_K] = TILE_TABLE(q5_k), [LVR_Q6_K] = TILE_TABLE(q6_k),
+};
+
+/* Rows of each tile, of which there are as few as can be, all but the last alike. */
+static uint32_t tile_rows(uint32_t n_rows)
+{
+    const uint32_t n_tiles = (n_rows + MAX_ROWS - 1) / MAX_ROWS;
+    return (n_rows + n_tiles - 1) / n_tiles;
+}
+
+static __mmask16 outputs_of(const lvr_matrix *m, uint32_t group)
+{
+    return (__mmask16)((1u << lvr_group_width(m, group)) - 1u);
+}
+
+void lvr_avx512_matmul(const lvr_matrix *m, const lvr_acts *a, uint32_t begin, uint32_t end, float *out,
+                       size_t stride)
+{
+    const uint64_t group_bytes = lvr_group_bytes(m->type, m->n_in);
+    const uint32_t most = tile_rows(a->n_rows);
+    for (uint32_t g = begin; g < end; g++)
+        for (uint32_t row = 0; row < a->n_rows; row += most)
+            tiles[m->type][lvr_min_u32(a->n_rows - row, most)](
+                m->data + g * group_bytes, a, row, outputs_of(m, g),
+                out + row * stride + (size_t)g * LVR_GROUP, stride);
+}
 
 static void avx512_matmul_dense(const lvr_matrix *m, const lvr_acts *a, uint32_t begin, uint32_t end,
                                 float *out, size_t stride)
 {
     const uint64_t group_bytes = lvr_group_bytes(m->type, m->n_in);
-    const uint32_t most = tile_rows(a->n_rows);
-    for (uint32_t g = begin; g < end; g++)
-        for (uint32_t row = 0; row < a->n_rows; row += most) {
-            const uint32_t rows = a->n_rows - row < most ? a->n_rows - row : most;
-            sums s;
-            dense_tiles[m->type][rows](m->data + g * group_bytes, a, row, s.of);
-            store_sums(&s, rows, lvr_group_width(m, g), out + row * stride + (size_t)g * LVR_GROUP, stride);
-        }
+    uint32_t g = begin;
+    for (; a->n_rows <= PAIR_ROWS && g + 2u <= end; g += 2u)
+        pairs[m->type][a->n_rows](m->data + g * group_bytes, a, 0, outputs_of(m, g + 1u),
+                                  out + (size_t)g * LVR_GROUP, stride);
+    lvr_avx512_matmul(m, a, g, end, out, stride);
 }
 
 void lvr_kernels_init_avx512_matmul(lvr_kernels *k)
 {
-    k->matmul[LVR_F32] = avx512_matmul_dense;
-    k->matmul[LVR_F16] = avx512_matmul_dense;
-    k->matmul[LVR_BF16] = avx512_matmul_dense;
     for (unsigned t = 0; t < LVR_WTYPE_SLOTS; t++)
-        if (unpackers[t] != NULL)
-            k->matmul[t] = lvr_avx512_matmul_quantised;
+        if (tiles[t][1] != NULL)
+            k->matmul[t] = pairs[t][1] != NULL ? avx512_matmul_dense : lvr_avx512_matmul;
 }

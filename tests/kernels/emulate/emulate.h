@@ -78,16 +78,15 @@ EMU_PS_2(max_ps)
 EMU_PS_2(min_ps)
 EMU_PS_3(fmadd_ps)
 EMU_PS_3(fnmadd_ps)
-EMU_I_2(add_epi8)
 EMU_I_2(sub_epi8)
 EMU_I_2(add_epi32)
 EMU_I_2(sub_epi32)
 EMU_I_2(mullo_epi32)
 EMU_I_2(max_epi32)
-EMU_I_2(shuffle_epi8) /* within 128-bit parts, in both */
 EMU_I_SHIFT(slli_epi16)
 EMU_I_SHIFT(srli_epi16)
 EMU_I_SHIFT(slli_epi32)
+EMU_I_SHIFT(srli_epi32)
 EMU_I_SHIFT(srai_epi32)
 
 #define EMU_I_BITS(name)                                                                                     \
@@ -124,9 +123,10 @@ EMU emu_i emu_setzero_si512(void)
     return emu_set1_epi32(0);
 }
 
-EMU emu_i emu_broadcast_i32x4(__m128i v)
+EMU emu_i emu_setr_epi32(int a, int b, int c, int d, int e, int f, int g, int h, int i, int j, int k, int l,
+                         int m, int n, int o, int p)
 {
-    return (emu_i){_mm256_broadcastsi128_si256(v), _mm256_broadcastsi128_si256(v)};
+    return (emu_i){_mm256_setr_epi32(a, b, c, d, e, f, g, h), _mm256_setr_epi32(i, j, k, l, m, n, o, p)};
 }
 
 EMU emu_ps emu_castsi512_ps(emu_i v)
@@ -182,15 +182,6 @@ EMU emu_ps emu_cvtph_ps(__m256i h)
                     _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1))};
 }
 
-/* Only rounding to nearest even is asked for. */
-EMU __m256i emu_cvtps_ph(emu_ps v, int rounding)
-{
-    if ((rounding & 7) != _MM_FROUND_TO_NEAREST_INT)
-        emu_fault("VCVTPS2PH with a rounding that the model lacks");
-    return _mm256_set_m128i(_mm256_cvtps_ph(v.hi, _MM_FROUND_TO_NEAREST_INT),
-                            _mm256_cvtps_ph(v.lo, _MM_FROUND_TO_NEAREST_INT));
-}
-
 EMU emu_i emu_cvtepu8_epi32(__m128i v)
 {
     return (emu_i){_mm256_cvtepu8_epi32(v), _mm256_cvtepu8_epi32(_mm_srli_si128(v, 8))};
@@ -221,6 +212,19 @@ EMU_LONG __m128i emu_cvtsepi32_epi8(emu_i v)
     for (int i = 0; i < 16; i++)
         to[i] = (int8_t)(from[i] < -128 ? -128 : from[i] > 127 ? 127 : from[i]);
     return _mm_loadu_si128((const __m128i *)(const void *)to);
+}
+
+/* VPERMD: the low four bits of a lane of `at` say which of `v` it becomes. */
+EMU_LONG emu_i emu_permutexvar_epi32(emu_i at, emu_i v)
+{
+    uint32_t index[16], from[16], to[16];
+    emu_i ret;
+    memcpy(index, &at, sizeof index);
+    memcpy(from, &v, sizeof from);
+    for (int i = 0; i < 16; i++)
+        to[i] = from[index[i] & 15u];
+    memcpy(&ret, to, sizeof ret);
+    return ret;
 }
 
 /* ---- memory ---- */
@@ -306,18 +310,6 @@ EMU __m256i emu256_maskz_loadu_epi32(__mmask8 mask, const void *p)
     return v;
 }
 
-EMU __m256i emu256_maskz_loadu_epi16(__mmask16 mask, const void *p)
-{
-    __m256i v = _mm256_setzero_si256();
-    emu_masked_copy(&v, p, mask, 16, 2);
-    return v;
-}
-
-EMU void emu256_mask_storeu_epi16(void *p, __mmask16 mask, __m256i v)
-{
-    emu_masked_copy(p, &v, mask, 16, 2);
-}
-
 /* ---- masks ---- */
 
 EMU emu_ps emu_mask_mov_ps(emu_ps v, __mmask16 mask, emu_ps a)
@@ -329,24 +321,6 @@ EMU emu_ps emu_mask_mov_ps(emu_ps v, __mmask16 mask, emu_ps a)
 EMU emu_ps emu_mask_add_ps(emu_ps v, __mmask16 mask, emu_ps a, emu_ps b)
 {
     return emu_mask_mov_ps(v, mask, emu_add_ps(a, b));
-}
-
-EMU emu_i emu_mask_add_epi8(emu_i v, __mmask64 mask, emu_i a, emu_i b)
-{
-    const emu_i sum = emu_add_epi8(a, b);
-    emu_masked_copy(&v, &sum, mask, 64, 1);
-    return v;
-}
-
-EMU_LONG __mmask64 emu_test_epi8_mask(emu_i a, emu_i b)
-{
-    const emu_i both = emu_and_si512(a, b);
-    uint8_t bytes[64];
-    __mmask64 mask = 0;
-    memcpy(bytes, &both, sizeof bytes);
-    for (unsigned i = 0; i < 64; i++)
-        mask |= (__mmask64)(bytes[i] != 0) << i;
-    return mask;
 }
 
 #define emu_cmp_ps_mask(a, b, predicate)                                                                     \

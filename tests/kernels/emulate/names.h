@@ -9,14 +9,10 @@
 
 #undef _mm512_add_epi32
 #define _mm512_add_epi32 emu_add_epi32
-#undef _mm512_add_epi8
-#define _mm512_add_epi8 emu_add_epi8
 #undef _mm512_add_ps
 #define _mm512_add_ps emu_add_ps
 #undef _mm512_and_si512
 #define _mm512_and_si512 emu_and_si512
-#undef _mm512_broadcast_i32x4
-#define _mm512_broadcast_i32x4 emu_broadcast_i32x4
 #undef _mm512_castps512_ps256
 #define _mm512_castps512_ps256 emu_castps512_ps256
 #undef _mm512_castps_pd
@@ -43,8 +39,6 @@
 #define _mm512_cvtph_ps emu_cvtph_ps
 #undef _mm512_cvtps_epi32
 #define _mm512_cvtps_epi32 emu_cvtps_epi32
-#undef _mm512_cvtps_ph
-#define _mm512_cvtps_ph emu_cvtps_ph
 #undef _mm512_cvtsepi32_epi8
 #define _mm512_cvtsepi32_epi8 emu_cvtsepi32_epi8
 #undef _mm512_div_ps
@@ -67,12 +61,8 @@
 #define _mm512_loadu_ps emu_loadu_ps
 #undef _mm512_loadu_si512
 #define _mm512_loadu_si512 emu_loadu_si512
-#undef _mm512_mask_add_epi8
-#define _mm512_mask_add_epi8 emu_mask_add_epi8
 #undef _mm512_mask_add_ps
 #define _mm512_mask_add_ps emu_mask_add_ps
-#undef _mm512_mask_loadu_ps
-#define _mm512_mask_loadu_ps emu_mask_loadu_ps
 #undef _mm512_mask_mov_ps
 #define _mm512_mask_mov_ps emu_mask_mov_ps
 #undef _mm512_mask_storeu_ps
@@ -91,6 +81,8 @@
 #define _mm512_mullo_epi32 emu_mullo_epi32
 #undef _mm512_or_si512
 #define _mm512_or_si512 emu_or_si512
+#undef _mm512_permutexvar_epi32
+#define _mm512_permutexvar_epi32 emu_permutexvar_epi32
 #undef _mm512_set1_epi32
 #define _mm512_set1_epi32 emu_set1_epi32
 #undef _mm512_set1_epi8
@@ -101,8 +93,8 @@
 #define _mm512_setzero_ps emu_setzero_ps
 #undef _mm512_setzero_si512
 #define _mm512_setzero_si512 emu_setzero_si512
-#undef _mm512_shuffle_epi8
-#define _mm512_shuffle_epi8 emu_shuffle_epi8
+#undef _mm512_setr_epi32
+#define _mm512_setr_epi32 emu_setr_epi32
 #undef _mm512_slli_epi16
 #define _mm512_slli_epi16 emu_slli_epi16
 #undef _mm512_slli_epi32
@@ -111,6 +103,8 @@
 #define _mm512_srai_epi32 emu_srai_epi32
 #undef _mm512_srli_epi16
 #define _mm512_srli_epi16 emu_srli_epi16
+#undef _mm512_srli_epi32
+#define _mm512_srli_epi32 emu_srli_epi32
 #undef _mm512_store_ps
 #define _mm512_store_ps emu_store_ps
 #undef _mm512_store_si512
@@ -123,15 +117,9 @@
 #define _mm512_sub_epi8 emu_sub_epi8
 #undef _mm512_sub_ps
 #define _mm512_sub_ps emu_sub_ps
-#undef _mm512_test_epi8_mask
-#define _mm512_test_epi8_mask emu_test_epi8_mask
 #undef _mm512_xor_si512
 #define _mm512_xor_si512 emu_xor_si512
 
-#undef _mm256_mask_storeu_epi16
-#define _mm256_mask_storeu_epi16 emu256_mask_storeu_epi16
-#undef _mm256_maskz_loadu_epi16
-#define _mm256_maskz_loadu_epi16 emu256_maskz_loadu_epi16
 #undef _mm256_maskz_loadu_epi32
 #define _mm256_maskz_loadu_epi32 emu256_maskz_loadu_epi32
 #undef _mm256_maskz_loadu_ps
