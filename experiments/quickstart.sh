@@ -144,7 +144,7 @@ choose again "$out/choose-2.json" --preset "$preset" --scale "$scale" --streamed
 say "emulating $preset at scale $scale; ${streamed:?} of 12 layers streamed, the others resident"
 
 stage record "timings on the tune prompts: random trees (every row count), chain, and plain decoding"
-quiet "$lever" record "${common[@]}" "${draft[@]}" "${place[@]}" --policy random --split tune -o "$out/random.h5"
+quiet "$lever" record "${common[@]}" "${draft[@]}" "${place[@]}" --policy random --set prune=0.1 --split tune -o "$out/random.h5"
 quiet "$lever" record "${common[@]}" "${draft[@]}" "${place[@]}" --policy chain --split tune -o "$out/chain.h5"
 quiet "$lever" record "${common[@]}" "${place[@]}" --policy ar --split tune -o "$out/ar.h5"
 for t in random chain ar; do quiet "$lever" trace validate "$out/$t.h5" | sed "s|$out/||; s/^/   /"; done

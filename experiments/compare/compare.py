@@ -27,15 +27,16 @@ from program import Failed, Program, Progress, write  # noqa: E402
 
 POLICIES = ("ar", "chain", "sequoia", "eagle2", "opttree", "specexec", "smart", "edgellm", "lever")
 CHAINS = ("chain", "chain-stop")  # of fixed length; stopped by confidence
-STOP_AT = ("0.05", "0.1", "0.2", "0.4")  # draft probabilities tried for chain-stop where tune does not search them itself
-OFF = {"prune": ("off", "none", "0"), "adapt": ("off", "none", "0")}  # switches of lever, and what may turn them off
 ENGINE = {"slice": "256KiB", "depth": "4", "ring": "2"}  # the same for all
+# Timing traces: all row counts and the scoring of rows, heads of several rows, and what ar and chain do.
+RECORDED = {"random": ("--policy", "random", "--set", "prune=0.1"), "eager": ("--policy", "random", "--head", "eager"),
+            "chain": ("--policy", "chain"), "ar": ("--policy", "ar")}
 N_FLASH = 5  # samples of the disk's rate; the median counts, since one may meet a stalled disk
 START_S = 0.1  # of a process, for estimates of time
 
 Prompt = collections.namedtuple("Prompt", "id domain split text")
 Cell = collections.namedtuple("Cell", "share mode")
-# A policy as it is run. sets: fixed parameters; options: more options of tune; ablation: no rival, a part of lever
+# A policy as it is run. sets: start values; options: more options of tune; ablation: no rival, a part of lever
 Entry = collections.namedtuple("Entry", "name policy sets options ablation", defaults=((), (), False))
 
 
@@ -152,10 +153,10 @@ class Comparison:
         flash = Flash(*(choice or ("emulated-500", 1.0, 1)), len(self.layers), share)
         traces = []
         inputs = [self.target, self.draft, self.prompts_path]
-        for policy in ("random", "chain", "ar"):
-            draft = [] if policy == "ar" else ["-md", self.draft]
-            args = ["record", *self.common, *draft, *self.on("tune"), *self.engine, *self.streaming, *flash.options(), "--policy", policy]
-            traces.append(self.p.make(f"{policy}.h5", [*args, "-o", self.p.path(f"{policy}.h5")], inputs))
+        for name, options in RECORDED.items():
+            draft = [] if name == "ar" else ["-md", self.draft]
+            args = ["record", *self.common, *draft, *self.on("tune"), *self.engine, *self.streaming, *flash.options(), *options]
+            traces.append(self.p.make(f"{name}.h5", [*args, "-o", self.p.path(f"{name}.h5")], inputs))
         for split in ("tune", "held-out"):
             path = self.p.path(f"oracle-{split}.h5")
             args = ["record", "--oracle", *self.common, "-md", self.draft, *self.on(split), "-o", path]
@@ -216,15 +217,7 @@ class Comparison:
         return made, self.p.path(yaml)
 
     def tune(self, cell, entry):
-        name = file_name(cell, entry.name)
-        if entry.name != "chain-stop":
-            return self.tune_file(cell, entry, entry.sets, self.a.trials, name)
-        trials, grid = max(1, self.a.trials // len(STOP_AT)), []
-        for x in STOP_AT:
-            grid.append(self.tune_file(cell, entry, ("p_min=" + x,), trials, f"{name}-{x}"))
-            if "p_min" in grid[0][0]["best"]["params"]:  # searched like any parameter: all trials in one search
-                return self.tune_file(cell, entry, (), self.a.trials, name)
-        return max(grid, key=lambda g: g[0]["best"]["tokens_per_s"])
+        return self.tune_file(cell, entry, entry.sets, self.a.trials, file_name(cell, entry.name))
 
     def simulate(self, cell, entry, file):
         policy = ["--policy", file, *self.shares[cell.share].device()] if file else \
@@ -245,38 +238,17 @@ class Comparison:
 
     def rivals(self):
         names = [n for n in POLICIES if n in self.a.policies]
-        return [Entry(c, "chain") for c in CHAINS if "chain" in names] + [Entry(n, n) for n in names if n != "chain"]
+        chains = [Entry("chain", "chain", ("p_min=0",), ("--fix", "p_min")), Entry("chain-stop", "chain", ("p_min=0.1",))]
+        return (chains if "chain" in names else []) + [Entry(n, n) for n in names if n != "chain"]
 
-    def ablations(self, cell):
-        """Parts of lever, as far as this program's lever has switches for them."""
-        full = self.tuned.get((cell, "lever"))
-        if not full or self.a.no_ablation:
+    def ablations(self):
+        """lever without one of its parts. What is held costs the search no trials."""
+        if "lever" not in self.a.policies or self.a.no_ablation:
             return []
-        known, rows = full["params"], []
-        if "rule" in known:
-            rows.append(Entry("lever: rule=round", "lever", ("rule=round",), (), True))
-        off = [self.off_value(cell, key) for key in OFF if key in known]
-        off = [s for s in off if s]
-        if off:
-            rows.append(Entry("lever: tree only", "lever", tuple(off), ("--place", "cpu"), True))
-        for s in off if len(off) > 1 else []:
-            rows.append(Entry(f"lever: {s}", "lever", (s,), (), True))
-        return rows
-
-    def off_value(self, cell, key):
-        """KEY=VALUE that turns a switch off; None if the program has another name for it, or searches it anyway."""
-        for value in OFF[key]:
-            setting = f"{key}={value}"
-            try:
-                made, _ = self.tune_file(cell, Entry("lever", "lever"), (setting,), 1, f"probe/{cell.mode}-{cell.share}-{key}-{value}")
-            except Failed as e:
-                if e.status == 2:
-                    continue
-                raise
-            if key not in made["best"]["params"]:
-                return setting
-        self.note(f"lever's {key} cannot be held off in a search: no ablation of it")
-        return None
+        tree = ("--fix", "prune", "--fix", "theta")
+        return [Entry("lever: tree only", "lever", ("prune=off",), tree, True),
+                Entry("lever: rule=round", "lever", ("prune=off", "rule=round"), tree, True),
+                Entry("lever: eager heads", "lever", ("prune=off",), (*tree, "--head", "eager"), True)]
 
     def tune_all(self):
         stage("tune", f"every policy with {self.a.trials} trials for each share and mode, on tune prompts; predictions for held-out ones")
@@ -286,7 +258,7 @@ class Comparison:
             self.entries = self.rivals()
             for entry in self.entries:
                 self.settle(cell, entry)
-            more = self.ablations(cell)
+            more = self.ablations()
             for entry in more:
                 self.settle(cell, entry)
             self.entries += more
