@@ -365,6 +365,10 @@ static void count_pass(replay *p, const lvr_round_info *info)
     p->sum.row_layers += row_layers(p, info);
     if (info->prefill)
         return;
+    uint32_t n = 0;
+    const uint32_t *nodes = lvr_round_rows(p->machine, &n);
+    p->r.expected_accepted +=
+        lvr_expected_accepted(&p->c->policy->calibration, lvr_round_tree(p->machine), nodes, n);
     p->r.rounds++;
     p->r.rounds_per_request[p->index]++;
     p->r.verified_rows += info->n_rows;

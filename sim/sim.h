@@ -77,7 +77,9 @@ typedef struct lvr_sim_round {
 typedef struct lvr_sim_result {
     uint64_t n_tokens, rounds, drafted_rows, verified_rows, accepted, draft_steps, bytes_read, events,
         outside_nodes;
-    uint64_t pruned_rows; /* of verified_rows: dropped before the last layer */
+    double
+        expected_accepted; /* sum over rounds, by the policy's calibration (as fitted), before any pruning */
+    uint64_t pruned_rows;  /* of verified_rows: dropped before the last layer */
     uint64_t prefill_ns, decode_ns, simulated_ns, ttft_ns; /* ttft: mean over requests */
     uint64_t n_prompt;                                     /* prompt tokens */
     uint64_t flash_idle_ns; /* nothing was in flight since the ring was full; serial mode: 0 */

@@ -61,6 +61,7 @@ static void json_figures(const lvr_sim_report *r, lvr_json *j)
     lvr_json_double(j, "tpot_s", per(seconds(s->decode_ns), (double)s->n_tokens));
     lvr_json_u64(j, "rounds", s->rounds);
     lvr_json_double(j, "mean_acceptance_length", per((double)s->n_tokens, (double)s->rounds));
+    lvr_json_double(j, "expected_acceptance_length", 1 + per(s->expected_accepted, (double)s->rounds));
     lvr_json_double(j, "acceptance_rate", per((double)s->accepted, (double)s->drafted_rows));
     lvr_json_u64(j, "verified_rows", s->verified_rows);
     lvr_json_u64(j, "pruned_rows", s->pruned_rows);
@@ -173,8 +174,11 @@ void lvr_sim_report_text(const lvr_sim_report *r, lvr_buf *out)
     const double total = (double)s->simulated_ns;
     lvr_buf_printf(out, "%s: %.3f tokens/s%s%s\n", r->policy->ops->name, lvr_sim_tokens_per_s(s),
                    r->synthetic ? " (synthetic)" : "", r->what_if ? " (what-if)" : "");
-    lvr_buf_printf(out, "  tokens         %" PRIu64 " in %" PRIu64 " rounds (%.3f a round), %u requests\n",
-                   s->n_tokens, s->rounds, per((double)s->n_tokens, (double)s->rounds), s->n_requests);
+    lvr_buf_printf(out,
+                   "  tokens         %" PRIu64 " in %" PRIu64
+                   " rounds (%.3f a round, %.3f expected), %u requests\n",
+                   s->n_tokens, s->rounds, per((double)s->n_tokens, (double)s->rounds),
+                   1 + per(s->expected_accepted, (double)s->rounds), s->n_requests);
     lvr_buf_printf(
         out, "  rows           %.2f a round, %.3f of the drafted were accepted, %" PRIu64 " draft steps\n",
         per((double)s->verified_rows, (double)s->rounds),

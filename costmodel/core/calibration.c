@@ -67,6 +67,29 @@ void lvr_calibrate_siblings(const lvr_calibration *c, const lvr_node *siblings, 
 }
 
 /* Reads a list of numbers in [0, 1] that must ascend; strictly if asked. */
+/* Children of one node stand together in the tree, the best first. */
+static double conditional(const lvr_calibration *c, const lvr_tree *tree, uint32_t v)
+{
+    double p[LVR_MAX_BRANCH];
+    const uint32_t rank = tree->nodes[v].rank;
+    lvr_calibrate_siblings(c, &tree->nodes[v - rank], rank + 1, p);
+    return p[rank];
+}
+
+double lvr_expected_accepted(const lvr_calibration *c, const lvr_tree *tree, const uint32_t *nodes,
+                             uint32_t n)
+{
+    double path[LVR_MAX_VERIFY_NODES] = {1.0}, sum = 0.0;
+    for (uint32_t i = 1; i < n; i++) {
+        uint32_t parent = 0;
+        while (nodes[parent] != (uint32_t)tree->nodes[nodes[i]].parent)
+            parent++;
+        path[i] = path[parent] * conditional(c, tree, nodes[i]);
+        sum += path[i];
+    }
+    return sum;
+}
+
 static lvr_status read_knots(const lvr_yaml_node *map, const char *key, bool strictly, double *ret,
                              uint32_t max, uint32_t *ret_n, lvr_error *err)
 {

@@ -59,6 +59,11 @@ double lvr_calibrate_hazard(const lvr_calibration *c, double q, uint32_t parent_
 /* The best n children of one node, best first: how likely each is taken if the node is. Adds up to at most 1.
  * Without groups each by its own probability, as far as the better ones leave room. Shifted. */
 void lvr_calibrate_siblings(const lvr_calibration *c, const lvr_node *siblings, uint32_t n, double *ret_p);
+/* How many of the chosen nodes the target is expected to take: the sum of their path probabilities, the
+ * root's left out. nodes: [n], ascending, closed under parents, the root first; at most LVR_MAX_VERIFY_NODES.
+ */
+double lvr_expected_accepted(const lvr_calibration *c, const lvr_tree *tree, const uint32_t *nodes,
+                             uint32_t n);
 lvr_status lvr_calibration_from_yaml(const lvr_yaml_node *map, lvr_calibration *ret, lvr_error *err);
 void lvr_calibration_to_yaml(const lvr_calibration *c, lvr_yaml_out *y);
 

@@ -1,15 +1,17 @@
 #include "costmodel/core/policy.h"
 
 #include "costmodel/core/policy/builtin.h"
+#include "policy_list.h" /* made by meson.build */
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-const lvr_policy_ops *const lvr_policies[] = {
-    &lvr_policy_ar,       &lvr_policy_chain, &lvr_policy_sequoia, &lvr_policy_eagle2, &lvr_policy_opttree,
-    &lvr_policy_specexec, &lvr_policy_smart, &lvr_policy_edgellm, &lvr_policy_lever,  &lvr_policy_random,
-};
+#define DECLARE(name) extern const lvr_policy_ops lvr_policy_##name;
+#define ROW(name) &lvr_policy_##name,
+
+LVR_POLICY_LIST(DECLARE)
+const lvr_policy_ops *const lvr_policies[] = {LVR_POLICY_LIST(ROW)};
 const size_t lvr_n_policies = sizeof lvr_policies / sizeof lvr_policies[0];
 
 static void list_names(char *ret, size_t size)

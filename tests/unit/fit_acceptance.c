@@ -250,3 +250,21 @@ Test(fit_acceptance, rates_by_rank_lean_on_all_depths)
     lvr_fit_by_rank(&(lvr_rank_counts){.n_ranks = 3}, &none);
     cr_expect_eq(none.n_depths, 0);
 }
+
+/* By hand: children of .5 and .25 under the root, of .8 and .1 under the second of them; identity. */
+Test(fit_acceptance, expected_acceptance_by_hand)
+{
+    const lvr_calibration c = {0};
+    const lvr_candidate first[] = {{10, 0.5f}, {11, 0.25f}}, second[] = {{12, 0.8f}, {13, 0.1f}};
+    const uint32_t all[] = {0, 1, 2, 3, 4}, some[] = {0, 2, 4};
+    lvr_tree t = {0};
+    cr_assert_eq(lvr_tree_init(&t, 8, NULL), LVR_OK);
+    lvr_tree_reset(&t, 1);
+    cr_assert_eq(lvr_tree_expand(&t, 0, first, 2, NULL), LVR_OK);
+    cr_assert_eq(lvr_tree_expand(&t, 2, second, 2, NULL), LVR_OK);
+    /* Probabilities are float: 1e-7 relative. */
+    cr_expect_float_eq(lvr_expected_accepted(&c, &t, all, 5), 0.5 + 0.25 + 0.25 * 0.9, 1e-6);
+    cr_expect_float_eq(lvr_expected_accepted(&c, &t, some, 3), 0.25 + 0.25 * 0.1, 1e-6);
+    cr_expect_float_eq(lvr_expected_accepted(&c, &t, all, 1), 0.0, 0);
+    lvr_tree_free(&t);
+}

@@ -6,17 +6,6 @@
 #include "costmodel/core/policy.h"
 #include "costmodel/core/policy/static_tree.h"
 
-extern const lvr_policy_ops lvr_policy_ar;
-extern const lvr_policy_ops lvr_policy_chain;
-extern const lvr_policy_ops lvr_policy_sequoia;
-extern const lvr_policy_ops lvr_policy_eagle2;
-extern const lvr_policy_ops lvr_policy_opttree;
-extern const lvr_policy_ops lvr_policy_specexec;
-extern const lvr_policy_ops lvr_policy_smart;
-extern const lvr_policy_ops lvr_policy_edgellm;
-extern const lvr_policy_ops lvr_policy_lever;
-extern const lvr_policy_ops lvr_policy_random;
-
 struct lvr_policy_scratch {
     double draft_path[LVR_MAX_TREE_NODES];  /* by node: probability of the path by the draft alone */
     double conditional[LVR_MAX_TREE_NODES]; /* by node: given its parent */
