@@ -209,6 +209,11 @@ static void report_text(const lvr_cost_model *m, lvr_buf *out)
 {
     residuals_text(m, out);
     exit_text(&m->exit_report, out);
+    if (m->exit.n > 0 && m->table.op[LVR_OP_SCORE].curve.n == 0)
+        lvr_buf_puts(
+            out,
+            "No trace has timed the scoring of rows, so that pruning has no price and lever tune leaves it "
+            "out; record one with --policy random --set prune=0.1\n");
 }
 
 static lvr_status report(const fit_options *o, const lvr_cost_model *m, lvr_error *err)

@@ -73,7 +73,7 @@ static const lvr_param table[] = {
      .type = LVR_PARAM_U32,
      .offset = FIELD(caps.expansions),
      .min = 1,
-     .max = 512,
+     .max = 400,
      .def = 400,
      .help = "nodes expanded per position, besides the chain"},
     {.name = "oracle-chain",
@@ -102,7 +102,7 @@ static const lvr_param table[] = {
      .offset = FIELD(exit_layers),
      .def_str = "auto",
      .help = "target layers after which the exit predictor's features of all nodes are recorded: none, up to "
-             "4 layers from 0 (\"2,5\"), or auto: up to three, at a quarter, a half and three of the depth"},
+             "4 layers from 0 (\"2,5\"), or auto: up to three, at one, two and three quarters of the depth"},
 };
 #define N_PARAMS (sizeof table / sizeof table[0])
 

@@ -22,7 +22,7 @@
 
 #define MAX_CHAIN LVR_MAX_DEPTH
 #define MAX_BEST_FIRST                                                                                       \
-    512u /* leaves room for the chain and for nodes that later finds push out of the most probable */
+    400u /* leaves room for the chain and for nodes that later finds push out of the most probable */
 
 typedef struct ranked {
     double path;

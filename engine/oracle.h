@@ -15,7 +15,7 @@ typedef struct lvr_oracle_caps {
     uint32_t chain; /* length of the most probable chain that is always expanded */
     uint32_t depth;
     double min_path; /* children whose path probability is below are not recorded (the chain's always are) */
-    bool exit_auto;  /* exit features after up to three layers, at a quarter, a half and three of the depth */
+    bool exit_auto;  /* exit features after up to three layers, at one, two and three quarters of the depth */
     uint32_t n_exit_layers, exit_layers[LVR_EXIT_MAX_LAYERS]; /* else after these, ascending */
 } lvr_oracle_caps;
 void lvr_oracle_caps_default(lvr_oracle_caps *caps);

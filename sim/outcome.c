@@ -58,6 +58,7 @@ struct lvr_outcome {
     uint32_t n_children;
     node_exit *exits; /* a node's together */
     uint32_t n_exits;
+    bool exit_after[LVR_MAX_LAYERS]; /* some node has features after this layer */
     uint32_t cap_branch, cap_depth;
     double cap_min_path;
     /* synthetic */
@@ -398,6 +399,8 @@ static lvr_status add_exit(lvr_trace *t, lvr_outcome *o, const lvr_rec_exit *x, 
     if (first)
         v->first_exit = o->n_exits;
     v->n_exits++;
+    if (x->layer < LVR_MAX_LAYERS)
+        o->exit_after[x->layer] = true;
     o->exits[o->n_exits++] = (node_exit){.layer = x->layer,
                                          .raw = {.score = x->score,
                                                  .slice_lse = x->slice_lse,
@@ -427,6 +430,11 @@ static lvr_status load_exits(lvr_trace *t, lvr_outcome *o, lvr_error *err)
     }
     free(rows);
     return st;
+}
+
+bool lvr_outcome_has_exit(const lvr_outcome *o, uint32_t layer)
+{
+    return layer < LVR_MAX_LAYERS && o->exit_after[layer];
 }
 
 bool lvr_outcome_exit(const lvr_outcome *o, uint64_t node, uint32_t layer, lvr_exit_raw *ret)

@@ -18,6 +18,8 @@ uint64_t lvr_outcome_root(const lvr_outcome *o, uint32_t request, uint32_t pos);
 bool lvr_outcome_children(const lvr_outcome *o, uint64_t node, uint32_t branch, lvr_candidate *ret_children,
                           uint64_t *ret_handles);
 
+/* Whether any node has exit features after this layer. */
+bool lvr_outcome_has_exit(const lvr_outcome *o, uint32_t layer);
 /* The raw exit features recorded for a node after a target layer. False: none are. */
 bool lvr_outcome_exit(const lvr_outcome *o, uint64_t node, uint32_t layer, lvr_exit_raw *ret);
 

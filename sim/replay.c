@@ -285,7 +285,7 @@ static void look_up_scores(replay *p, const lvr_action *a)
 {
     const bool any_will_do = p->c->policy->ops->keeps_blindly;
     for (uint32_t i = 0; i < a->score.n_rows; i++) {
-        p->raw[i] = (lvr_exit_raw){0};
+        p->raw[i] = (lvr_exit_raw){.score = NAN}; /* out of its siblings' features */
         p->unknown[i] =
             i > 0 && !any_will_do &&
             !lvr_outcome_exit(p->c->outcome, p->handles[a->score.rows[i].node], a->score.layer, &p->raw[i]);
@@ -736,6 +736,17 @@ static int32_t find_eos(const lvr_sim_config *c, uint32_t n)
     return eos;
 }
 
+/* The first layer after which the policy needs features that the outcome source lacks; n_layers: none. */
+static uint32_t unknown_exit(const lvr_sim_config *c)
+{
+    const lvr_policy_ops *ops = c->policy->ops;
+    const uint32_t n = c->geometry->n_layers;
+    for (uint32_t l = 0; l + 1 < n && ops->scores && !ops->keeps_blindly; l++)
+        if (ops->scores(c->policy, l, n) && !lvr_outcome_has_exit(c->outcome, l))
+            return l;
+    return n;
+}
+
 static lvr_status check_config(const lvr_sim_config *c, uint32_t n, lvr_error *err)
 {
     if (c->flash_unknown && lvr_geometry_stream_bytes(c->geometry) > 0)
@@ -746,13 +757,14 @@ static lvr_status check_config(const lvr_sim_config *c, uint32_t n, lvr_error *e
             "and cannot price flash; fit it also on a trace with streamed layers (--resident, "
             "--dram-budget), or name a device (--emulate-flash)",
             lvr_geometry_stream_bytes(c->geometry));
-    if (lvr_outcome_synthetic(c->outcome) && !c->policy->ops->keeps_blindly &&
-        lvr_policy_prunes(c->policy, c->geometry->n_layers))
+    const uint32_t blind = unknown_exit(c);
+    if (blind < c->geometry->n_layers)
         return lvr_fail(
             err, LVR_ERR_CONFIG,
-            "policy %s drops rows by what the target's layers say of them, which %s does not know; replay an "
-            "oracle trace (lever record --oracle), or leave pruning out (--set prune=off)",
-            c->policy->ops->name, lvr_outcome_source(c->outcome));
+            "policy %s drops rows by what layer %u says of them, which %s does not know; replay an oracle "
+            "trace "
+            "that has it (lever record --oracle --exit-layers), or leave pruning out (--set prune=off)",
+            c->policy->ops->name, blind, lvr_outcome_source(c->outcome));
     if (n == 0)
         return lvr_fail(err, LVR_ERR_USAGE, "simulation: no requests");
     for (uint32_t i = 0; i < n; i++) {

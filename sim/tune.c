@@ -3,6 +3,7 @@
 #include "common/json.h"
 #include "common/rng.h"
 #include "sim/inputs.h"
+#include "sim/outcome.h"
 
 #include <gsl/gsl_errno.h>
 #include <gsl/gsl_qrng.h>
@@ -81,15 +82,20 @@ static lvr_status add_schedule(search *s, lvr_error *err)
     return LVR_OK;
 }
 
-/* Nothing to drop rows by: no predictor, or no features to replay it on. */
 static bool of_pruning(const lvr_param *p)
 {
     return strcmp(p->name, "prune") == 0 || strcmp(p->name, "theta") == 0;
 }
 
+/* Not without a predictor, a price of scoring (it would cost nothing), and features to replay it on. */
 static bool can_prune(const search *s)
 {
-    return s->c->start->policy.exit.n > 0 && !lvr_outcome_synthetic(s->c->tune);
+    const lvr_policy *p = &s->c->start->policy;
+    for (uint32_t i = 0; i < p->exit.n; i++)
+        if (!lvr_outcome_has_exit(s->c->tune, p->exit.at[i].layer) ||
+            (s->c->held_out && !lvr_outcome_has_exit(s->c->held_out, p->exit.at[i].layer)))
+            return false;
+    return p->exit.n > 0 && p->has_cost && p->cost.op[LVR_OP_SCORE].curve.n > 0;
 }
 
 static bool is_searched(const search *s, const lvr_param *p)

@@ -66,7 +66,6 @@ void lvr_calibrate_siblings(const lvr_calibration *c, const lvr_node *siblings, 
     }
 }
 
-/* Reads a list of numbers in [0, 1] that must ascend; strictly if asked. */
 /* Children of one node stand together in the tree, the best first. */
 static double conditional(const lvr_calibration *c, const lvr_tree *tree, uint32_t v)
 {
@@ -90,6 +89,7 @@ double lvr_expected_accepted(const lvr_calibration *c, const lvr_tree *tree, con
     return sum;
 }
 
+/* Reads a list of numbers in [0, 1] that must ascend; strictly if asked. */
 static lvr_status read_knots(const lvr_yaml_node *map, const char *key, bool strictly, double *ret,
                              uint32_t max, uint32_t *ret_n, lvr_error *err)
 {

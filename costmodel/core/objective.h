@@ -58,7 +58,8 @@ lvr_objective_choice lvr_objective_best_ratio(const lvr_objective *o, const lvr_
                                               uint32_t n, double draft_ns);
 
 /* What is left of a round after `layer`, with `rows` rows in later ones: their compute. Pipelined: no less
- * than the reads still to come. Serial reads do not depend on rows and are left out. */
+ * than all reads of later layers, as if none of them were staged yet. Serial reads do not depend on rows and
+ * are left out, and so are heads. Under the placement "auto" the cheaper unit for so many rows. */
 double lvr_objective_rest_ns(const lvr_objective *o, uint32_t layer, uint32_t rows);
 /* How many of the first n scored rows, ranked as candidates are, go on: largest sum of scores - lambda *
  * rest; the smallest of equals. n is at least 1. */

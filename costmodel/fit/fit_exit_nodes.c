@@ -52,6 +52,10 @@ static lvr_status learn_layers(const reading *r, lvr_exit_nodes *nodes, lvr_erro
             "%s: exit features are of other layers than in the traces before it; record them with "
             "the same --exit-layers",
             lvr_trace_path(r->trace));
+    for (uint32_t i = 1; i < n; i++)
+        if (nodes->layers[i] <= nodes->layers[i - 1])
+            return lvr_fail(err, LVR_ERR_FORMAT, "%s: /exit: layer %u after %u, expected them to ascend",
+                            lvr_trace_path(r->trace), nodes->layers[i], nodes->layers[i - 1]);
     if ((uint64_t)nodes->layers[n - 1] + 1 >= nodes->depth)
         return lvr_fail(err, LVR_ERR_FORMAT, "%s: /exit: layer %u, expected one before the last of %u",
                         lvr_trace_path(r->trace), nodes->layers[n - 1], nodes->depth);

@@ -26,7 +26,6 @@ import report  # noqa: E402
 from program import Failed, Program, Progress, write  # noqa: E402
 
 POLICIES = ("ar", "chain", "sequoia", "eagle2", "opttree", "specexec", "smart", "edgellm", "lever")
-CHAINS = ("chain", "chain-stop")  # of fixed length; stopped by confidence
 ENGINE = {"slice": "256KiB", "depth": "4", "ring": "2"}  # the same for all
 # Timing traces: all row counts and the scoring of rows, heads of several rows, and what ar and chain do.
 RECORDED = {"random": ("--policy", "random", "--set", "prune=0.1"), "eager": ("--policy", "random", "--head", "eager"),
@@ -411,7 +410,12 @@ def fractions(text):
 
 
 def resident(text):
-    return None if text == "auto" else float(text)
+    if text == "auto":
+        return None
+    value = float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError("expected auto, or a fraction from 0 to below 1: with everything resident nothing is streamed")
+    return value
 
 
 FULL = {"shares": [0.78, 0.86, 0.93], "prompts": 8, "tokens": 64, "trials": 120, "repeats": 3, "draws": 2000}

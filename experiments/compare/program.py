@@ -2,6 +2,7 @@
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import time
 
@@ -94,8 +95,11 @@ class Program:
                 log.write(f"$ lever {' '.join(args)}\n{done.stderr}")
             if done.returncode == 0:
                 return done.stdout
-            if done.returncode < 0 or done.returncode == 130:
+            if done.returncode in (-signal.SIGINT, 130):
                 raise KeyboardInterrupt
+            if done.returncode < 0:
+                raise Failed(f"ended by {signal.Signals(-done.returncode).name}: lever {' '.join(args)}\n{done.stderr[-500:]}",
+                             done.returncode)
             # The disk may be busy with something else for a moment: the program refuses to emulate on it then.
             if "can be emulated honestly" in done.stderr and attempt < self.TRIES:
                 time.sleep(2)

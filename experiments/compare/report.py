@@ -48,9 +48,6 @@ class Comparison:
     def names(self, cell):
         return [t["policy"] for (s, m, _), t in self.tuned.items() if (s, m) == cell]
 
-    def rivals(self, cell):
-        return [n for n in self.names(cell) if n not in self.r["ablations"]]
-
     def speed(self, cell, name, key):
         figures = self.figures[cell][name]
         if key == "geomean":

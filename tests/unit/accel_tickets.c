@@ -68,6 +68,7 @@ Test(accel_tickets, refusals)
     lvr_accel_close(NULL);
 }
 
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 /* Under a limit of the address space the stack grows no further either: what it may need is touched first. */
 static void __attribute__((noinline)) touch_stack(void)
 {
@@ -75,6 +76,7 @@ static void __attribute__((noinline)) touch_stack(void)
     for (size_t i = 0; i < sizeof room; i += 1024)
         room[i] = 1;
 }
+#endif
 
 /* No address space for another thread's stack. */
 Test(accel_tickets, no_thread)

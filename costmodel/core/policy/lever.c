@@ -265,7 +265,9 @@ static void lever_keep(const lvr_policy *policy, const lvr_policy_view *view, ui
     double score[LVR_MAX_VERIFY_NODES];
     lvr_exit_scores(at, view->tree, view->calibration, rows, n_rows, score);
     if (p->prune == PRUNE_OBJECTIVE) {
-        keep_by_objective(p->lambda, view, layer, score, n_rows, ret_keep);
+        /* Under the rule "round" the tree's own speed is the price, as when it was chosen. */
+        const double lambda = p->rule == RULE_RATE ? p->lambda : find_best(p, view).lambda;
+        keep_by_objective(lambda, view, layer, score, n_rows, ret_keep);
         return;
     }
     for (uint32_t r = 0; r < n_rows; r++)
