@@ -292,6 +292,7 @@ static void record_oracle(const lvr_session_config *c, const char *path, uint32_
     lvr_error err = LVR_ERROR_INIT;
     lvr_oracle_caps_default(&caps);
     caps.min_path = 0;
+    caps.expansions = 160; /* more are never looked at by such small trees */
     cr_assert_eq(lvr_oracle_new(c, &caps, &o, &err), LVR_OK, "%s", err.msg);
     cr_assert_eq(lvr_oracle_trace_meta(o, N_PREDICT, &meta, &err), LVR_OK, "%s", err.msg);
     cr_assert_eq(lvr_trace_writer_open(path, &meta, true, &w, &err), LVR_OK, "%s", err.msg);

@@ -21,6 +21,7 @@ static void record_oracle(const lvr_session_config *c, const char *path)
     lvr_error err = LVR_ERROR_INIT;
     lvr_oracle_caps_default(&caps);
     caps.min_path = 0;
+    caps.expansions = 160; /* more are never looked at by such small trees */
     caps.exit_auto = false;
     caps.n_exit_layers = 2;
     caps.exit_layers[0] = 0;

@@ -280,6 +280,7 @@ static void record_oracle(const lvr_session_config *c, const char *path, struct 
     lvr_error err = LVR_ERROR_INIT;
     lvr_oracle_caps_default(&caps);
     caps.min_path = 0;
+    caps.expansions = 160; /* more are never looked at by such small trees */
     caps.branch = 6;
     caps.expansions = 100;
     cr_assert_eq(lvr_oracle_new(c, &caps, &o, &err), LVR_OK, "%s", err.msg);
