@@ -33,6 +33,21 @@ lvr_place lvr_place_of_choice(int choice);
         .def = LVR_RESIDENT_SPREAD, .choices = lvr_choices_resident_layers, .help = (text)                   \
     }
 
+/* --place-draft and --head of commands that replay: as the policy file says unless given. */
+#define LVR_REPLAY_PLACE_DRAFT_ROW(at)                                                                       \
+    {                                                                                                        \
+        .name = "place-draft", .type = LVR_PARAM_ENUM, .offset = (at), .max = 2, .def = 1,                   \
+        .choices = lvr_choices_place,                                                                        \
+        .help = "where draft steps run; default: as the policy file says, else the CPU"                      \
+    }
+#define LVR_REPLAY_HEAD_ROW(at)                                                                              \
+    {                                                                                                        \
+        .name = "head", .type = LVR_PARAM_ENUM, .offset = (at), .max = LVR_HEAD_EAGER, .def = LVR_HEAD_LAZY, \
+        .choices = lvr_choices_head,                                                                         \
+        .help = "output head: row by row along the accepted path, or for all verified rows at once; "        \
+                "default: as the policy file says"                                                           \
+    }
+
 /* Rows for the option table of a command whose options begin with a lvr_session_options: what a session's
  * plan depends on, */
 #define LVR_PLAN_OPTION_ROWS                                                                                 \

@@ -13,6 +13,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/minmax.h"
+#include "costmodel/core/objective.h"
 #include "engine/session_plan.h"
 #include <inttypes.h>
 #include <math.h>
@@ -24,11 +25,6 @@
 #define MAX_BEST_FIRST                                                                                       \
     400u /* leaves room for the chain and for nodes that later finds push out of the most probable */
 
-typedef struct ranked {
-    double path;
-    uint32_t node;
-} ranked;
-
 struct lvr_oracle {
     lvr_session_config config;
     lvr_oracle_caps caps;
@@ -38,7 +34,7 @@ struct lvr_oracle {
 
     lvr_tree tree;
     double path[LVR_MAX_RECORDED_NODES];
-    ranked order[LVR_MAX_RECORDED_NODES];
+    lvr_ranked_node order[LVR_MAX_RECORDED_NODES];
     bool chosen[LVR_MAX_RECORDED_NODES];                        /* among the most probable, or of the chain */
     int32_t slot[LVR_MAX_RECORDED_NODES];                       /* draft's scratch row of an expanded node */
     uint32_t expanded[LVR_MAX_RECORDED_EXPANSIONS], n_expanded; /* in the order of expansion */
@@ -364,14 +360,6 @@ static uint32_t max_depth(const request *q, uint32_t pos)
     return lvr_min_u32(lvr_min_u32(wanted, room), q->o->caps.depth);
 }
 
-static int by_falling_path(const void *a, const void *b)
-{
-    const ranked *x = a, *y = b;
-    if (x->path != y->path)
-        return x->path > y->path ? -1 : 1;
-    return x->node < y->node ? -1 : 1;
-}
-
 /* Marks the nodes that are to be expanded by what is known now: the chain, and the `n_best` most probable. */
 static void choose(lvr_oracle *o, uint32_t depth_cap, uint32_t n_best)
 {
@@ -380,9 +368,9 @@ static void choose(lvr_oracle *o, uint32_t depth_cap, uint32_t n_best)
     for (uint32_t i = 0; i < tree->n; i++) {
         o->chosen[i] = false;
         if (tree->nodes[i].depth < depth_cap)
-            o->order[n++] = (ranked){o->path[i], i};
+            o->order[n++] = (lvr_ranked_node){o->path[i], i};
     }
-    qsort(o->order, n, sizeof o->order[0], by_falling_path);
+    qsort(o->order, n, sizeof o->order[0], lvr_by_falling_path);
     for (uint32_t i = 0; i < n && i < n_best; i++)
         o->chosen[o->order[i].node] = true;
     for (uint32_t i = 0; i < tree->n; i++) {

@@ -66,8 +66,7 @@ void lvr_calibrate_siblings(const lvr_calibration *c, const lvr_node *siblings, 
     }
 }
 
-/* Children of one node stand together in the tree, the best first. */
-static double conditional(const lvr_calibration *c, const lvr_tree *tree, uint32_t v)
+double lvr_calibrate_node(const lvr_calibration *c, const lvr_tree *tree, uint32_t v)
 {
     double p[LVR_MAX_BRANCH];
     const uint32_t rank = tree->nodes[v].rank;
@@ -83,7 +82,7 @@ double lvr_expected_accepted(const lvr_calibration *c, const lvr_tree *tree, con
         uint32_t parent = 0;
         while (nodes[parent] != (uint32_t)tree->nodes[nodes[i]].parent)
             parent++;
-        path[i] = path[parent] * conditional(c, tree, nodes[i]);
+        path[i] = path[parent] * lvr_calibrate_node(c, tree, nodes[i]);
         sum += path[i];
     }
     return sum;

@@ -59,6 +59,9 @@ double lvr_calibrate_hazard(const lvr_calibration *c, double q, uint32_t parent_
 /* The best n children of one node, best first: how likely each is taken if the node is. Adds up to at most 1.
  * Without groups each by its own probability, as far as the better ones leave room. Shifted. */
 void lvr_calibrate_siblings(const lvr_calibration *c, const lvr_node *siblings, uint32_t n, double *ret_p);
+/* How likely a node is taken if its parent is. v is not the root; its better siblings stand right before it.
+ */
+double lvr_calibrate_node(const lvr_calibration *c, const lvr_tree *tree, uint32_t v);
 /* How many of the chosen nodes the target is expected to take: the sum of their path probabilities, the
  * root's left out. nodes: [n], ascending, closed under parents, the root first; at most LVR_MAX_VERIFY_NODES.
  */

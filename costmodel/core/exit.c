@@ -66,15 +66,6 @@ static void early_features(const lvr_exit_row *row, uint32_t r, const family *f,
     x[LVR_EXIT_ENTROPY] = finite_or_0((double)row->raw.slice_entropy);
 }
 
-/* Given that the parent is taken. A node's better siblings stand right before it. */
-static double draft_probability(const lvr_tree *tree, const lvr_calibration *calibration, uint32_t node)
-{
-    double p[LVR_MAX_BRANCH];
-    const uint32_t rank = tree->nodes[node].rank;
-    lvr_calibrate_siblings(calibration, &tree->nodes[node - rank], rank + 1, p);
-    return p[rank];
-}
-
 static void draft_features(const lvr_node *node, double p, double path, double *x)
 {
     x[LVR_EXIT_BIAS] = 1.0;
@@ -95,7 +86,7 @@ void lvr_exit_features(const lvr_tree *tree, const lvr_calibration *calibration,
     path[0] = 1.0;
     for (uint32_t r = 1; r < n_rows; r++) {
         const lvr_exit_row *row = &rows[r];
-        const double p = draft_probability(tree, calibration, row->node);
+        const double p = lvr_calibrate_node(calibration, tree, row->node);
         path[r] = path[row->parent] * p;
         early_features(row, r, &families[row->parent], ret_x[r]);
         draft_features(&tree->nodes[row->node], p, path[r], ret_x[r]);

@@ -2,6 +2,14 @@
 
 #include <math.h>
 
+int lvr_by_falling_path(const void *a, const void *b)
+{
+    const lvr_ranked_node *x = a, *y = b;
+    if (x->path != y->path)
+        return x->path > y->path ? -1 : 1;
+    return (x->node > y->node) - (x->node < y->node);
+}
+
 static const double NS_PER_S = 1e9;
 
 lvr_objective lvr_objective_new(const lvr_cost_table *t, const lvr_geometry *g, uint32_t context)
@@ -95,9 +103,14 @@ static double later_compute_ns(const lvr_objective *o, uint32_t layer, uint32_t 
     return n_layers * lvr_cost_op_ns(o->price.table, g->place, LVR_OP_LAYER, rows, o->context);
 }
 
+static double rest_ns(const lvr_objective *o, uint32_t layer, uint32_t rows, double reads_ns)
+{
+    return fmax(later_compute_ns(o, layer, rows), reads_ns);
+}
+
 double lvr_objective_rest_ns(const lvr_objective *o, uint32_t layer, uint32_t rows)
 {
-    return fmax(later_compute_ns(o, layer, rows), later_reads_ns(o, layer));
+    return rest_ns(o, layer, rows, later_reads_ns(o, layer));
 }
 
 uint32_t lvr_objective_keep(const lvr_objective *o, const lvr_ranked_node *ranked, uint32_t n, uint32_t layer,
@@ -108,8 +121,7 @@ uint32_t lvr_objective_keep(const lvr_objective *o, const lvr_ranked_node *ranke
     uint32_t best = 1;
     for (uint32_t rows = 1; rows <= n; rows++) {
         gain += ranked[rows - 1].path;
-        const double rest_ns = fmax(later_compute_ns(o, layer, rows), reads_ns);
-        const double value = lvr_objective_value(gain, rest_ns, lambda);
+        const double value = lvr_objective_value(gain, rest_ns(o, layer, rows, reads_ns), lambda);
         if (value <= best_value)
             continue;
         best = rows;

@@ -27,6 +27,8 @@ typedef struct lvr_ranked_node {
     double path; /* what it is ranked by: the path's probability */
     uint32_t node;
 } lvr_ranked_node;
+/* For qsort: by falling path; of equals the lower node, so that a parent comes before its child. */
+int lvr_by_falling_path(const void *a, const void *b);
 
 typedef struct lvr_objective {
     lvr_round_pricer price;

@@ -9,6 +9,7 @@
  */
 #include "costmodel/fit/fit_exit.h"
 
+#include "costmodel/core/objective.h"
 #include <gsl/gsl_errno.h>
 #include <gsl/gsl_linalg.h>
 #include <math.h>
@@ -41,23 +42,10 @@ typedef struct work {
 
 /* ---- rows as a policy would verify them ---- */
 
-typedef struct ranked {
-    double path;
-    uint32_t node;
-} ranked;
-
-static int by_falling_path(const void *a, const void *b)
-{
-    const ranked *x = a, *y = b;
-    if (x->path != y->path)
-        return x->path > y->path ? -1 : 1;
-    return x->node < y->node ? -1 : 1;
-}
-
 typedef struct tree_space {
     lvr_node nodes[LVR_MAX_RECORDED_NODES];
     double path[LVR_MAX_RECORDED_NODES];
-    ranked order[LVR_MAX_RECORDED_NODES];
+    lvr_ranked_node order[LVR_MAX_RECORDED_NODES];
     int32_t row_of[LVR_MAX_RECORDED_NODES]; /* -1: not verified */
     lvr_exit_row rows[TREE_ROWS];
     double x[TREE_ROWS][N];
@@ -84,10 +72,10 @@ static uint32_t choose(const work *w, const lvr_exit_node *items, uint32_t n, tr
         if (i > 0)
             lvr_calibrate_siblings(w->calibration, &s->nodes[i - items[i].rank], items[i].rank + 1u, p);
         s->path[i] = i == 0 ? 1.0 : items[i].known ? s->path[items[i].parent] * p[items[i].rank] : 0.0;
-        s->order[i] = (ranked){s->path[i], i};
+        s->order[i] = (lvr_ranked_node){s->path[i], i};
         s->row_of[i] = -1;
     }
-    qsort(s->order, n, sizeof(*s->order), by_falling_path);
+    qsort(s->order, n, sizeof(*s->order), lvr_by_falling_path);
     for (uint32_t i = 0; i < n && i < TREE_ROWS && s->order[i].path > 0.0; i++)
         s->row_of[s->order[i].node] = 0;
     uint32_t n_rows = 0;

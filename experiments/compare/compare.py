@@ -221,7 +221,7 @@ class Comparison:
     def simulate(self, cell, entry, file):
         policy = ["--policy", file, *self.shares[cell.share].device()] if file else \
             ["--policy", "ar", "--io", cell.mode, *self.shares[cell.share].options()]
-        args = ["sim", "--oracle", self.oracle["held-out"], "--cost", self.cost, *policy, *(["--ceiling"] if self.has_ceiling else [])]
+        args = ["sim", "--oracle", self.oracle["held-out"], "--cost", self.cost, *policy, "--ceiling"]
         return self.p.make_json(f"sim/{file_name(cell, entry.name)}.json", args,
                                 [self.oracle["held-out"], self.cost, *([file] if file else [])])
 
@@ -251,7 +251,6 @@ class Comparison:
 
     def tune_all(self):
         stage("tune", f"every policy with {self.a.trials} trials for each share and mode, on tune prompts; predictions for held-out ones")
-        self.has_ceiling = "--ceiling" in self.help_of("sim")
         cells = [Cell(s, m) for s in self.a.shares for m in self.a.modes]
         for cell in cells:
             self.entries = self.rivals()
@@ -266,9 +265,6 @@ class Comparison:
         for share in self.a.shares:  # the base of every ratio
             if (Cell(share, "serial"), "ar") not in self.tuned:
                 self.settle(Cell(share, "serial"), Entry("ar", "ar"))
-
-    def help_of(self, command):
-        return open(self.p.make(f"help-{command}.txt", [command, "--help"]), encoding="utf-8").read()
 
     # ---- measure ----
 

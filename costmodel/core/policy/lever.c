@@ -234,14 +234,6 @@ static bool lever_scores(const lvr_policy *policy, uint32_t layer, uint32_t n_la
            lvr_exit_at(&policy->exit, layer) >= 0;
 }
 
-static int by_falling_score(const void *a, const void *b)
-{
-    const lvr_ranked_node *x = a, *y = b;
-    if (x->path != y->path)
-        return x->path > y->path ? -1 : 1;
-    return x->node < y->node ? -1 : x->node > y->node;
-}
-
 /* Parents come before their children: their scores are no lower, and equals keep the rows' order. */
 static void keep_by_objective(double lambda, const lvr_policy_view *view, uint32_t layer, const double *score,
                               uint32_t n_rows, bool *ret_keep)
@@ -250,7 +242,7 @@ static void keep_by_objective(double lambda, const lvr_policy_view *view, uint32
     const lvr_objective o = lvr_objective_new(view->cost, view->geometry, view->context);
     for (uint32_t r = 0; r < n_rows; r++)
         ranked[r] = (lvr_ranked_node){.path = score[r], .node = r};
-    qsort(ranked, n_rows, sizeof ranked[0], by_falling_score);
+    qsort(ranked, n_rows, sizeof ranked[0], lvr_by_falling_path);
     const uint32_t n = lvr_objective_keep(&o, ranked, n_rows, layer, lambda);
     for (uint32_t i = 0; i < n; i++)
         ret_keep[ranked[i].node] = true;

@@ -13,14 +13,6 @@ uint32_t lvr_tree_depth(const lvr_tree *tree)
     return depth;
 }
 
-static int by_falling_path(const void *a, const void *b)
-{
-    const lvr_ranked_node *x = a, *y = b;
-    if (x->path != y->path)
-        return x->path > y->path ? -1 : 1;
-    return x->node < y->node ? -1 : 1; /* a parent comes before its child of equal probability */
-}
-
 /* How likely each node is taken if its parent is. Siblings stand together, the best first. */
 static void fill_conditional(const lvr_policy_view *view, bool calibrated)
 {
@@ -52,7 +44,7 @@ uint32_t lvr_rank_nodes(const lvr_policy_view *view, const lvr_rank_rule *rule)
         if (node->depth <= depth_cap && s->draft_path[i] >= rule->min_path)
             s->ranked[n++] = (lvr_ranked_node){s->path[i], i};
     }
-    qsort(s->ranked + 1, n - 1, sizeof s->ranked[0], by_falling_path);
+    qsort(s->ranked + 1, n - 1, sizeof s->ranked[0], lvr_by_falling_path);
     return n;
 }
 
